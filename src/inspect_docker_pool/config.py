@@ -125,13 +125,12 @@ class Hardening:
 
 @dataclass(frozen=True)
 class PoolSize:
-    """How many projects a pool keeps; mostly they have one container."""
+    """How many projects a pool keeps; mostly they have one container. Part of its key."""
 
     warm: int = 2
-    """Projects kept ready; if configurations share a pool, the largest number counts."""
+    """Projects kept ready."""
     max: int | None = None
-    """Maximum projects, warm, starting and in use together; ``None`` is no limit. Part of the
-    key: a configuration with another bound, or with none, has its own pool."""
+    """Maximum projects, warm, starting and in use together; ``None`` is no limit."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +202,8 @@ class ProjectConfig:
 
     def key(self, images: Sequence[str]) -> str:
         """Return the key of the pool that may serve this configuration."""
-        return self._hash("source", "build", "pull", "image", and_also=[*images, self.pool.max])
+        sizes = asdict(self.pool)
+        return self._hash("source", "build", "pull", "image", and_also=[*images, sizes])
 
     @property
     def digest(self) -> str:

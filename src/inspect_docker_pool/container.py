@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import functools
-import hashlib
 import io
 import os
 import posixpath
@@ -39,7 +38,7 @@ from inspect_docker_pool.config import (
     host_options,
     is_keep_alive,
 )
-from inspect_docker_pool.engine import Engine, quietly, typed
+from inspect_docker_pool.engine import Engine, engine_errors, quietly
 from inspect_docker_pool.errors import (
     SandboxConfigError,
     SandboxDiedError,
@@ -69,11 +68,6 @@ def pack_program(architecture: str, folder: str) -> bytes:
             "'docker' sandbox"
         )
     program = (NATIVE / name).read_bytes()
-    sums = (NATIVE / "SHA256SUMS").read_text().splitlines()
-    if f"{hashlib.sha256(program).hexdigest()}  {name}" not in sums:
-        raise SandboxConfigError(
-            f"{NATIVE / name} is not the file of this release; install the package again"
-        )
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         place = tarfile.TarInfo(posixpath.relpath(FOLDER, folder))
@@ -291,16 +285,8 @@ class Container:
 
     def _state(self) -> dict[str, Any]:
         """Return what the engine says about the container, in this thread."""
-        import docker
-
-        try:
+        with engine_errors("exec", self.id):
             state: dict[str, Any] = self._engine.api.inspect_container(self.id)["State"]
-        except docker.errors.NotFound as ex:
-            raise SandboxDiedError(
-                "the container is gone: somebody removed it", container=self.id
-            ) from ex
-        except (OSError, docker.errors.DockerException) as ex:
-            raise typed(ex, "exec", self.id) from ex
         return state
 
     def ports(self) -> list[dict[str, Any]]:
@@ -346,12 +332,8 @@ class Container:
 
     def start(self) -> None:
         """Create and start the container, in this thread."""
-        try:
+        with engine_errors(f"{self.config.source}: container start"):
             self._start()
-        except SandboxError:
-            raise
-        except Exception as ex:  # the boundary to the SDK
-            raise typed(ex, f"{self.config.source}: container start") from ex
 
     def _start(self) -> None:
         api = self._engine.api

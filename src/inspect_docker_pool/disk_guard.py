@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from inspect_docker_pool.container import Container
-from inspect_docker_pool.engine import Engine, typed
+from inspect_docker_pool.engine import Engine, engine_errors
 from inspect_docker_pool.errors import SandboxError
 from inspect_docker_pool.lease import Lease
 
@@ -115,11 +115,9 @@ class DiskGuard:
     def _get(self, container: Container, what: str, *, stream: bool = False, **params: Any) -> Any:
         api = self._engine.api
         url = f"{api.base_url}/v{api.api_version}/containers/{container.id}/{what}"
-        try:
+        with engine_errors("disk use", container.id):
             response = api.get(url, params=params, stream=stream, timeout=api.timeout)
             response.raise_for_status()
-        except OSError as ex:
-            raise typed(ex, "disk use", container.id) from ex
         return response
 
 

@@ -9,8 +9,9 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import cache, partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
@@ -272,7 +273,7 @@ class Engine:
         return self._calls.submit(call, *args, **kwargs)
 
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Await a blocking call; typed errors as in :func:`engine_errors`."""
+        """Await a blocking call."""
         return await settled(self.submit(call, *args, **kwargs))
 
     def storage_quota(self, image: str, labels: dict[str, str]) -> bool:
@@ -396,6 +397,17 @@ def typed(ex: BaseException, what: str, container: str | None = None) -> Sandbox
             container=container,
         )
     return SandboxError(f"{what}: {ex}", container=container)
+
+
+@contextmanager
+def engine_errors(what: str, container: str | None = None) -> Iterator[None]:
+    """Turn errors inside, which are mostly the SDK's, into sandbox errors."""
+    try:
+        yield
+    except SandboxError:
+        raise
+    except Exception as ex:
+        raise typed(ex, what, container) from ex
 
 
 def quietly(call: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:

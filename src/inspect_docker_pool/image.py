@@ -5,12 +5,17 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from inspect_docker_pool.config import Build, ContainerConfig, HealthCheck
 from inspect_docker_pool.engine import Engine, quietly, typed
-from inspect_docker_pool.errors import SandboxConfigError, SandboxImageError
+from inspect_docker_pool.errors import SandboxConfigError, SandboxError, SandboxImageError
+
+BUILT = "inspect-pool/"
+"""Start of the name of an image that is built for a task that gives it none."""
 
 MADE_AT_ONCE = 4
 """Builds and pulls at once. They take processor time that running episodes need as well."""
@@ -56,16 +61,15 @@ def check_volumes(config: ContainerConfig, image: Image) -> None:
 def reference_of(config: ContainerConfig) -> str:
     """Return the name under which the engine knows a configuration's image."""
     if config.build is not None:
-        return config.image or f"inspect-pool/{_slug(config.build)}:latest"
+        return config.image or f"{BUILT}{_slug(config.build)}:latest"
     return config.image or ""
 
 
 class Images:
-    """Images of one engine; each is made once, however many wait for it, and examined once."""
+    """Images of one engine; each is made once, however many wait for it."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._known: dict[str, Image] = {}
         self._making: dict[str, threading.Lock] = defaultdict(threading.Lock)
         self._places = threading.Semaphore(MADE_AT_ONCE)
         self._lock = threading.Lock()
@@ -81,41 +85,35 @@ class Images:
             SandboxImageError: it is missing and not to be pulled, or its build failed.
             SandboxEngineError: the engine does not answer.
         """
-        reference = reference_of(config)
-        if self._must_make(config, refresh):
-            with self._lock:
-                making = self._making[reference]
-            with making, self._places:
-                if self._must_make(config, refresh):  # nobody has made it in the meantime
-                    self._make(config, reference)
-        return self._examine(reference)
+        reference, renew = reference_of(config), refresh and _may_be_older(config)
+        image = self._look_up(reference)
+        if image is not None and not renew:
+            return image
+        with self._lock:
+            making = self._making[reference]
+        with making, self._places:
+            image = self._look_up(reference)  # another thread may have made it
+            if image is not None and not renew:
+                return image
+            return self._make(config, reference, image)
 
-    def _make(self, config: ContainerConfig, reference: str) -> None:
+    def _make(self, config: ContainerConfig, reference: str, before: Image | None) -> Image:
         if config.build is None:
             self._pull(reference, config)
-            return
-        before = self._examine(reference).id if self._exists(reference) else None
-        self._build(config, config.build, reference)
-        if before not in (None, self._examine(reference).id) and config.image is None:
+        else:
+            self._build(config, config.build, reference)
+        made = self._look_up(reference)
+        if made is None:
+            raise SandboxImageError(f"{config.source}: image {reference!r} was removed immediately")
+        if before is not None and before.id != made.id and reference.startswith(BUILT):
             # Without its name nobody finds the old one again. A container that runs keeps it.
-            quietly(self._engine.api.remove_image, before)
-
-    def _must_make(self, config: ContainerConfig, refresh: bool) -> bool:
-        reference = reference_of(config)
-        missing = not self._exists(reference)
-        if config.build is not None:
-            return missing or refresh
-        if missing and config.pull == "never":
-            raise SandboxImageError(
-                f"{config.source}: image {reference!r} is not on the engine and may not be "
-                "pulled; build or load it first"
-            )
-        return missing or (refresh and config.pull == "always")
+            quietly(self._engine.api.remove_image, before.id)
+        return made
 
     def _build(self, config: ContainerConfig, build: Build, tag: str) -> None:
         log: list[str] = []
         client = self._engine.connect(BUILD_SILENCE_SECONDS)
-        try:
+        with closing(client), _image_errors(f"{config.source}: the build failed"):
             for event in client.build(
                 path=build.context,
                 dockerfile=build.dockerfile,
@@ -134,69 +132,52 @@ class Images:
                         f"{config.source}: the build failed: {event['error']}\n"
                         + "".join(log)[-4000:]
                     )
-        except SandboxImageError:
-            raise
-        except ConnectionError as ex:
-            raise typed(ex, "build") from ex
-        except Exception as ex:  # the boundary to the SDK, which passes errors of its transport on
-            raise SandboxImageError(f"{config.source}: the build failed: {ex}") from ex
-        finally:
-            client.close()
 
     def _pull(self, reference: str, config: ContainerConfig) -> None:
-        import docker
-
+        if config.pull == "never":
+            raise SandboxImageError(
+                f"{config.source}: image {reference!r} is not on the engine and may not be "
+                "pulled; build or load it first"
+            )
         client = self._engine.connect(PULL_SILENCE_SECONDS)
-        try:
+        failed = (
+            f"{config.source}: image {reference!r} is not on the engine and could not be pulled"
+        )
+        with closing(client), _image_errors(failed):
             name, _, tag = reference.partition("@") if "@" in reference else (reference, "", "")
             for event in client.pull(
                 name, tag=tag or None, platform=config.platform, stream=True, decode=True
             ):
                 if "error" in event:
-                    raise SandboxImageError(
-                        f"{config.source}: pulling {reference!r} failed: {event['error']}"
-                    )
-        except docker.errors.APIError as ex:
-            raise SandboxImageError(
-                f"{config.source}: image {reference!r} is not on the engine and could not be "
-                f"pulled: {ex.explanation or ex}"
-            ) from ex
-        except SandboxImageError:
-            raise
-        except Exception as ex:  # the boundary to the SDK, which passes errors of its transport on
-            raise typed(ex, f"{config.source}: the pull of {reference}") from ex
-        finally:
-            client.close()
+                    raise SandboxImageError(f"{failed}: {event['error']}")
 
-    def _exists(self, reference: str) -> bool:
+    def _look_up(self, reference: str) -> Image | None:
         import docker
 
         try:
-            self._inspect(reference)
+            return _describe(self._engine.api.inspect_image(reference))  # type: ignore[no-untyped-call]  # the stubs miss its signature
         except docker.errors.NotFound:
-            return False
-        except (OSError, docker.errors.DockerException) as ex:
-            raise typed(ex, "image") from ex
-        return True
-
-    def _inspect(self, reference: str) -> dict[str, Any]:
-        facts: dict[str, Any] = self._engine.api.inspect_image(reference)  # type: ignore[no-untyped-call]  # the stubs miss its signature
-        return facts
-
-    def _examine(self, reference: str) -> Image:
-        import docker
-
-        try:
-            facts = self._inspect(reference)
-            with self._lock:
-                known = self._known.get(facts["Id"])
-            if known is None:
-                known = _describe(facts)
-                with self._lock:
-                    self._known[known.id] = known
-            return known
+            return None
         except (OSError, docker.errors.DockerException) as ex:
             raise typed(ex, f"image {reference!r}") from ex
+
+
+@contextmanager
+def _image_errors(what: str) -> Iterator[None]:
+    """Turn errors of a build or pull, which the SDK passes on as they are, into an image's."""
+    try:
+        yield
+    except SandboxError:
+        raise
+    except ConnectionError as ex:  # of the socket: the engine is away
+        raise typed(ex, what) from ex
+    except Exception as ex:
+        raise SandboxImageError(f"{what}: {getattr(ex, 'explanation', None) or ex}") from ex
+
+
+def _may_be_older(config: ContainerConfig) -> bool:
+    """Return whether an image that is there may differ from what a new build or pull makes."""
+    return config.build is not None or config.pull == "always"
 
 
 def _describe(facts: dict[str, Any]) -> Image:

@@ -4,29 +4,25 @@ Every container, network and volume carries its owner's labels. On the owner's o
 process itself is the proof of life: its id, start time, boot and pid namespace are in the labels.
 On other hosts an owner whose containers have all ended, as they do with it, counts as dead.
 
-A signal that asks the process to end is answered by removing its containers first. Against
-ends that a process cannot handle (``SIGKILL``, out of memory, a crash), a tiny shell waits beside
-it; when its pipe closes without a message, it becomes this module and removes what is left.
+A process that is ended by a signal or a crash cannot remove its containers. So a tiny shell waits
+beside it; when its pipe closes without a message, it becomes this module and removes what is left.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import signal
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from inspect_docker_pool.engine import Engine, quietly, typed
+from inspect_docker_pool.engine import Engine, engine_errors, quietly
 from inspect_docker_pool.errors import SandboxError
 
 if TYPE_CHECKING:
@@ -211,27 +207,21 @@ def cleanup(engine: Engine, id: str | None) -> int:
     Returns:
         How many containers were removed.
     """
-    try:
+    with engine_errors("cleanup"):
         if id is None:
             return reap(engine)
-        api = engine.api
         filters = {"label": f"{KIND}={PROVIDER}"}
-        for container in api.containers(all=True, filters=filters):
+        for container in engine.api.containers(all=True, filters=filters):
             names = [name.lstrip("/") for name in container["Names"] or []]
             labels = container["Labels"] or {}
             if id in names or container["Id"].startswith(id):
                 return _remove_labelled(engine, f"{PROJECT}={labels.get(PROJECT)}")
             if labels.get(OWNER) == id:
                 return remove_owned(engine, id)
-    except Exception as ex:
-        raise typed(ex, "cleanup") from ex
     return 0
 
 
-CLOSE_SECONDS = 20.0
-"""Seconds that a process that was asked to end may take to remove its containers."""
-
-_WAIT = 'read -r _ || exec "$0" -m inspect_docker_pool.lease "$@"'
+_WAIT = 'trap "" TERM HUP; read -r _ || exec "$0" -m inspect_docker_pool.lease "$@"'
 
 _PASSES = 30
 
@@ -268,30 +258,6 @@ class Watch:
         if self._shell.returncode is None and self._shell.stdin is not None:
             self._shell.stdin.close()
             self._shell.returncode = 0  # of the parent's child, not of this process's
-
-
-def close_before_signals_end_it(close: Callable[[], None]) -> None:
-    """Make ``SIGTERM`` and ``SIGHUP`` wait for the removal of all containers.
-
-    Only where they would end the process at once: a program with its own handlers keeps
-    them. Python allows this in the main thread only; elsewhere the watch does the work.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return
-    process = os.getpid()
-
-    def end(number: int, frame: object) -> None:
-        signal.signal(number, signal.SIG_DFL)  # a second one ends at once
-        if os.getpid() == process:
-            # Not in this thread: it may hold a lock of the pools.
-            closing = threading.Thread(target=close, daemon=True)
-            closing.start()
-            closing.join(CLOSE_SECONDS)
-        os.kill(os.getpid(), number)
-
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, end)
 
 
 def _remove_after(owner: Lease) -> None:

@@ -21,16 +21,15 @@ from inspect_docker_pool.engine import (
     Ticker,
     do_postponed,
     engine_address,
+    engine_errors,
     settled,
-    typed,
 )
 from inspect_docker_pool.errors import (
     SandboxEngineError,
-    SandboxError,
     SandboxImageError,
 )
 from inspect_docker_pool.image import Image, Images, check_volumes
-from inspect_docker_pool.lease import Lease, Watch, close_before_signals_end_it, reap
+from inspect_docker_pool.lease import Lease, Watch, reap
 from inspect_docker_pool.pool import Pool
 from inspect_docker_pool.project import Project
 from inspect_docker_pool.snapshot import Snapshots
@@ -190,14 +189,10 @@ class PoolManager:
         return found
 
     def _search(self, config: ProjectConfig, refresh: bool) -> Pool:
-        try:
+        with engine_errors("start-up"):
             self._open()
             images = [self._images.find(each, refresh=refresh) for each in config.services]
             return self._pool_of(config, images)
-        except SandboxError:
-            raise
-        except Exception as ex:  # the boundary: passed to all waiters
-            raise typed(ex, "start-up") from ex
 
     def _keep_found(self, config: ProjectConfig, found: Future[Pool]) -> None:
         with self._lock:
@@ -221,9 +216,8 @@ class PoolManager:
             pool = self._pools.get(key)
             if pool is None:
                 pool = Pool(self.engine, config, images, start, self._forget)
-                pool.rest(sum(p.wanted_warm for p in self._pools.values()) >= MOST_WARM)
+                pool.rest(sum(p.config.pool.warm for p in self._pools.values()) >= MOST_WARM)
                 self._pools[key] = pool
-            pool.grow(config.pool)
         return pool
 
     def _forget(self, pool: Pool) -> None:
@@ -262,8 +256,9 @@ class PoolManager:
         do_postponed()
         places = MOST_WARM
         for pool in sorted(self.pools(), key=lambda pool: pool.last_used, reverse=True):
-            pool.rest(places < pool.wanted_warm and places < MOST_WARM)
-            places -= pool.wanted_warm
+            warm = pool.config.pool.warm
+            pool.rest(places < warm and places < MOST_WARM)
+            places -= warm
             pool.tend()
 
     def _in_use(self) -> list[Container]:
@@ -282,7 +277,6 @@ def pool_manager() -> PoolManager:
         manager = _managers.get(key)
         if not _managers:
             atexit.register(close_all)
-        close_before_signals_end_it(close_all)
         if manager is None:
             manager = PoolManager()
             _managers[key] = manager

@@ -18,7 +18,7 @@ from functools import partial
 
 import anyio
 
-from inspect_docker_pool.config import PoolSize, ProjectConfig
+from inspect_docker_pool.config import ProjectConfig
 from inspect_docker_pool.context import ACQUIRE, WARM_HITS, exceeds_bounds, measure
 from inspect_docker_pool.engine import CLOSED, Engine, settled, undo
 from inspect_docker_pool.errors import (
@@ -152,16 +152,6 @@ class Pool:
     def last_used(self) -> float:
         """Monotonic time of the last caller."""
         return self._last_used
-
-    @property
-    def wanted_warm(self) -> int:
-        """How many projects the configurations of this pool want ready."""
-        return self._warm
-
-    def grow(self, size: PoolSize) -> None:
-        """Keep as many projects ready as the more demanding of two configurations wants."""
-        with self._lock:
-            self._warm = max(self._warm, size.warm)
 
     def rest(self, resting: bool) -> None:
         """Stop keeping projects ready (the pool stays open), or resume it."""

@@ -18,7 +18,7 @@ from inspect_docker_pool.command import Command, CommandResult
 from inspect_docker_pool.config import HealthCheck, ProjectConfig
 from inspect_docker_pool.container import Container
 from inspect_docker_pool.context import STARTED, measure
-from inspect_docker_pool.engine import CLOSED, Engine, quietly, typed
+from inspect_docker_pool.engine import CLOSED, Engine, engine_errors, quietly
 from inspect_docker_pool.errors import SandboxError, SandboxStartError
 from inspect_docker_pool.image import Image
 from inspect_docker_pool.lease import KEPT, PROJECT, Lease
@@ -110,7 +110,7 @@ class Project:
 
     def _create_networks_and_volumes(self) -> None:
         api = self._engine.api
-        try:
+        with engine_errors(f"{self.config.source}: network or volume"):
             for network in self.config.networks.values():
                 name = f"{self.name}-{network.name}"
                 api.create_network(
@@ -126,8 +126,6 @@ class Project:
                 name = f"{self.name}-{source}"
                 api.create_volume(name, labels=self._labels)
                 self._volumes.append(name)
-        except Exception as ex:  # the boundary to the SDK
-            raise typed(ex, f"{self.config.source}: network or volume") from ex
 
     def _start_services(self, closed: Callable[[], bool]) -> None:
         waiting = {container.config.service: container for container in self.containers}

@@ -34,7 +34,7 @@ from inspect_docker_pool.config import (
 )
 from inspect_docker_pool.container import Container
 from inspect_docker_pool.context import FORKS, SNAPSHOTS, SampleSetup, measure
-from inspect_docker_pool.engine import Engine, quietly, settled, typed, undo
+from inspect_docker_pool.engine import Engine, engine_errors, quietly, settled, undo
 from inspect_docker_pool.errors import SandboxError
 from inspect_docker_pool.image import Image
 from inspect_docker_pool.lease import SNAPSHOTS_REPOSITORY, Lease, remove_snapshots
@@ -210,7 +210,7 @@ class Snapshots:
         self._forks: OrderedDict[str, _Fork] = OrderedDict()
         self._unfaithful: set[str] = set()
         self._seconds: dict[ProjectConfig, float] = {}
-        """Recent set-up times by configuration: a task's samples are alike."""
+        """The last set-up's time by configuration: a task's samples are alike."""
 
     async def join(self, config: ProjectConfig, setup: SampleSetup) -> ForkMember:
         """Return a container for an episode, from a snapshot if there is or will soon be one."""
@@ -279,8 +279,7 @@ class Snapshots:
         """Record how long a set-up took."""
         with self._lock:
             if setup.files or setup.setup:
-                known = self._seconds.get(config, seconds)
-                self._seconds[config] = 0.5 * known + 0.5 * seconds
+                self._seconds[config] = seconds
 
     def end(self, fork: _Fork, snapshot: Snapshot | None) -> None:
         """Tell waiting episodes how a fork ended."""
@@ -354,10 +353,8 @@ class Snapshots:
         """Describe a container's state outside of its layer, as far as set-up could change it."""
         paths = [path for path, _ in container.config.tmpfs]
         state = await self._scan(container, *_IN_MEMORY, *paths)
-        try:
+        with engine_errors("snapshot", container.id):
             processes = await self._engine.run(_processes, self._engine, container)
-        except Exception as ex:
-            raise typed(ex, "snapshot", container.id) from ex
         return state + processes
 
     async def _scan(self, container: Container, *folders: str) -> str:
@@ -388,10 +385,8 @@ class Snapshots:
         size = max(int(facts.get("SizeRw") or 0), _LEAST_BYTES)
         if not self._make_room(size):
             raise _Unfaithful(f"its {size} bytes are more than snapshots may take")
-        try:
+        with engine_errors("snapshot", container.id):
             made = api.commit(container.id, SNAPSHOTS_REPOSITORY, f"{self._owner.id}-{key}")
-        except Exception as ex:
-            raise typed(ex, "snapshot", container.id) from ex
         return replace(container.image, id=made["Id"]), size
 
     def _make_room(self, size: int) -> bool:

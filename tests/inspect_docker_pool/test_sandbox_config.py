@@ -327,11 +327,12 @@ def test_a_foreign_model_is_refused() -> None:
         parse_config(Other())
 
 
-def test_the_size_of_the_pool_does_not_divide_pools_but_the_rest_does() -> None:
+def test_pools_are_divided_by_what_containers_are_and_how_many() -> None:
     first = parse_config(DockerPoolConfig(image="i", warm=1))
-    second = parse_config(DockerPoolConfig(image="i", warm=2))
-    third = parse_config(DockerPoolConfig(image="i", pids=5))
-    assert first.key(["id"]) == second.key(["id"]) != third.key(["id"])
+    same = parse_config(DockerPoolConfig(image="i", warm=1, snapshot=False))
+    assert first.key(["id"]) == same.key(["id"])
+    for other in (DockerPoolConfig(image="i", warm=2), DockerPoolConfig(image="i", pids=5)):
+        assert first.key(["id"]) != parse_config(other).key(["id"])
     assert first.key(["id"]) != first.key(["other"])
 
 
