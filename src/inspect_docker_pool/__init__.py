@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from inspect_docker_pool.config import DockerPoolConfig
-from inspect_docker_pool.context import SandboxMetrics, process_metrics, record_sandbox_metrics
+from inspect_docker_pool.context import (
+    SandboxMetrics,
+    process_metrics,
+    record_sandbox_metrics,
+    sandbox_metrics,
+)
 from inspect_docker_pool.environment import prewarm
 from inspect_docker_pool.errors import (
     SandboxConfigError,
@@ -28,4 +33,5 @@ __all__ = [
     "prewarm",
     "process_metrics",
     "record_sandbox_metrics",
+    "sandbox_metrics",
 ]

@@ -158,6 +158,7 @@ def _project(
         settings = PoolSettings.model_validate(extension or {})
         disk = services[0].limits.disk if settings.disk is None else settings.disk
         disk = limited(parse_size(disk or 0, "disk"))
+        images = None if settings.images is None else parse_size(settings.images, "images")
     except ValueError as ex:
         raise SandboxConfigError(f"{source}: {ex}") from ex
     if len(services) > 1 and settings.snapshot == "always":
@@ -170,7 +171,7 @@ def _project(
     for each in bounded:
         command_capabilities(each)
         _check_disk(each)
-    size = PoolSize(warm, settings.max)
+    size = PoolSize(warm, images, settings.max)
     return ProjectConfig(tuple(bounded), size, _SNAPSHOT[settings.snapshot])
 
 

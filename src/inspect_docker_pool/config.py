@@ -129,6 +129,8 @@ class PoolSize:
 
     warm: int = 2
     """Projects kept ready."""
+    images: int | None = None
+    """Bytes of disk for the images that this process builds or pulls; ``None``: 50 GiB."""
     max: int | None = None
     """Maximum projects, warm, starting and in use together; ``None`` is no limit."""
 
@@ -226,6 +228,7 @@ class PoolSettings(BaseModel):
     max: int | None = Field(default=None, ge=1)
     disk: int | str | None = None
     snapshot: bool | Literal["always"] | None = None
+    images: int | str | None = None
 
 
 class DockerPoolConfig(PoolSettings):

@@ -1,18 +1,27 @@
-"""Finds, pulls or builds an image, and reads from it what a container needs to know."""
+"""Finds, pulls or builds an image, and reads from it what a container needs to know.
+
+The images that this process makes are kept within a disk budget: the least recently used one goes.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import threading
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from logging import getLogger
 from typing import Any
 
-from inspect_docker_pool.config import Build, ContainerConfig, HealthCheck
+from inspect_docker_pool.config import GIB, Build, ContainerConfig, HealthCheck, ProjectConfig
 from inspect_docker_pool.engine import Engine, quietly, typed
 from inspect_docker_pool.errors import SandboxConfigError, SandboxError, SandboxImageError
+
+logger = getLogger(__name__)
+
+DEFAULT_BYTES = 50 * GIB
+"""Disk for the images that this process builds or pulls, unless a configuration says how much."""
 
 BUILT = "inspect-pool/"
 """Start of the name of an image that is built for a task that gives it none."""
@@ -65,10 +74,84 @@ def reference_of(config: ContainerConfig) -> str:
     return config.image or ""
 
 
+class ImageBudget:
+    """Keeps the images that this process built or pulled within their bytes of disk.
+
+    Images that were there before are not counted and never removed. Layers that several images
+    share count once. Thread-safe.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._made: OrderedDict[str, dict[str, int]] = OrderedDict()
+        """By name, in the order of their last use: the bytes of each layer."""
+        self._stated: int | None = None
+        self._lock = threading.Lock()
+
+    def note_use(self, config: ProjectConfig) -> None:
+        """Note that a configuration's images are used, and its budget; the largest one counts."""
+        with self._lock:
+            for name in map(reference_of, config.services):
+                if name in self._made:
+                    self._made.move_to_end(name)
+            if config.pool.images is not None:
+                self._stated = max(self._stated or 0, config.pool.images)
+
+    def counts(self, name: str) -> bool:
+        """Return whether this process made an image."""
+        with self._lock:
+            return name in self._made
+
+    def add(self, name: str, *, first_to_go: bool = False) -> None:
+        """Count an image that was made just now, and make room, in this thread."""
+        layers = self._layers(name)
+        with self._lock:
+            self._made[name] = layers
+            self._made.move_to_end(name, last=not first_to_go)
+            older = [each for each in self._made if each != name]
+        for each in older:
+            self._remove_if_over(each)
+
+    def _layers(self, name: str) -> dict[str, int]:
+        """Return the bytes of each layer, identified with all layers beneath it."""
+        layers, beneath = {}, ""
+        history = self._engine.api.history(name)  # type: ignore[no-untyped-call]  # the stubs miss it
+        for entry in reversed(history):
+            beneath = f"{hash((beneath, entry['Created'], entry['CreatedBy'], entry['Size']))}"
+            layers[beneath] = int(entry["Size"])
+        return layers
+
+    def _used(self) -> int:
+        return sum({k: v for layers in self._made.values() for k, v in layers.items()}.values())
+
+    def _remove_if_over(self, name: str) -> None:
+        with self._lock:
+            budget = DEFAULT_BYTES if self._stated is None else self._stated
+            used = self._used()
+            if used <= budget or (layers := self._made.pop(name, None)) is None:
+                return
+            freed = used - self._used()
+        # Not by force: the engine refuses while a container runs from it.
+        if not quietly(self._engine.api.remove_image, name):
+            with self._lock:
+                self._made.setdefault(name, layers)
+                self._made.move_to_end(name, last=False)
+            return
+        logger.warning(
+            "docker_pool: removed image %s, the least recently used one (%.1f MB), to keep images "
+            "within %.1f GB; it is made again when it is needed. More room: x-docker-pool: "
+            "{images: 200g}",
+            name,
+            freed / 1e6,
+            budget / 1e9,
+        )
+
+
 class Images:
     """Images of one engine; each is made once, however many wait for it."""
 
     def __init__(self, engine: Engine) -> None:
+        self.budget = ImageBudget(engine)
         self._engine = engine
         self._making: dict[str, threading.Lock] = defaultdict(threading.Lock)
         self._places = threading.Semaphore(MADE_AT_ONCE)
@@ -105,9 +188,13 @@ class Images:
         made = self._look_up(reference)
         if made is None:
             raise SandboxImageError(f"{config.source}: image {reference!r} was removed immediately")
-        if before is not None and before.id != made.id and reference.startswith(BUILT):
+        # An image that was there before is somebody else's, unless its name is the pool's.
+        if before is None or reference.startswith(BUILT) or self.budget.counts(reference):
+            quietly(self.budget.add, reference)
             # Without its name nobody finds the old one again. A container that runs keeps it.
-            quietly(self._engine.api.remove_image, before.id)
+            replaced = before.id if before is not None and before.id != made.id else None
+            if replaced and not quietly(self._engine.api.remove_image, replaced):
+                quietly(self.budget.add, replaced, first_to_go=True)
         return made
 
     def _build(self, config: ContainerConfig, build: Build, tag: str) -> None:

@@ -176,6 +176,7 @@ class PoolManager:
             config: the configuration.
             refresh: build or pull again, even if the pool is known.
         """
+        self._images.budget.note_use(config)
         with self._lock:
             found = self._found.get(config)
             if found is not None and not refresh:

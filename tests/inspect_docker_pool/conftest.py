@@ -18,7 +18,6 @@ import pytest
 
 from inspect_docker_pool.config import DockerPoolConfig
 from inspect_docker_pool.environment import DockerPoolSandboxEnvironment
-from inspect_docker_pool.lease import SNAPSHOTS_REPOSITORY
 from inspect_docker_pool.manager import PoolManager, close_all, pool_manager
 
 IMAGE = "inspect-rl-test/python:1"
@@ -39,23 +38,16 @@ def compose_plugin() -> None:
 def manager() -> Iterator[PoolManager]:
     """New pools of this process; afterwards nothing of them may be left on the engine or here."""
     close_all()  # containers kept warm by tests without this fixture would count here
-    built = _built_images()
-    yield pool_manager()
+    made = pool_manager()
+    yield made
     owner = pool_manager().owner.id
+    built = list(made._images.budget._made)
     close_all()
-    for image in _built_images() - built:
-        # Not by force: a test beside this one may have built it, and use it.
+    for image in built:  # not what a test beside this one has built
         subprocess.run(["docker", "rmi", image], check=False, capture_output=True)
     assert owned(owner) == []
     names = [thread.name for thread in threading.enumerate()]
     assert not [name for name in names if name.startswith("docker_pool")]
-
-
-def _built_images() -> set[str]:
-    """List what was built from a Dockerfile; snapshots belong to owners, perhaps of others."""
-    listed = ["docker", "images", "--filter=reference=inspect-pool/*", "--format={{.Repository}}"]
-    names = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split()
-    return set(names) - {SNAPSHOTS_REPOSITORY}
 
 
 def owned(owner: str) -> list[str]:

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from inspect_docker_pool import pool as pools
 from inspect_docker_pool.compose import parse_config
 from inspect_docker_pool.config import DockerPoolConfig
 from inspect_docker_pool.context import process_metrics
+from inspect_docker_pool.engine import quietly
 from inspect_docker_pool.environment import DockerPoolSandboxEnvironment
 from inspect_docker_pool.errors import (
     SandboxConfigError,
@@ -29,6 +31,7 @@ from inspect_docker_pool.errors import (
     SandboxError,
     SandboxImageError,
 )
+from inspect_docker_pool.image import ImageBudget
 from inspect_docker_pool.manager import PoolManager, close_all
 
 pytestmark = pytest.mark.docker
@@ -113,6 +116,44 @@ async def test_an_image_that_was_removed_meanwhile_is_built_again(
         for other in others:
             other.release()
     taken.release()
+
+
+async def test_images_stay_within_their_budget_and_what_goes_is_named(
+    image: str, manager: PoolManager, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    paths = _dockerfiles(tmp_path, image, 3, "head -c 20000000 /dev/urandom > /big")
+    (base,) = manager.engine.api.images(name=image)
+    configs = [DockerPoolConfig(file=p, warm=0, images=base["Size"] + 50_000_000) for p in paths]
+    for config in configs:
+        taken = await _take(config)
+        taken.release()
+        await until(lambda: all(pool.state.removing == 0 for pool in manager.pools()))
+    removed = [record.getMessage() for record in caplog.records if "removed image" in record.msg]
+    assert len(removed) == 1, removed
+    tags = {tag for one in manager.engine.api.images() for tag in one["RepoTags"] or []}
+    assert image in tags
+    assert not any(f"{tag} " in removed[0] for tag in tags)
+    again = await _take(configs[0])
+    assert (await again.read_file("/which")).endswith(" 0\n")
+    again.release()
+
+
+def test_builds_that_make_room_at_once_remove_an_image_once(
+    image: str, manager: PoolManager, caplog: pytest.LogCaptureFixture
+) -> None:
+    budget, api = ImageBudget(manager.engine), manager.engine.api
+    names = [f"inspect-budget/at-once:{number}" for number in range(4)]
+    for name in names:
+        api.tag(image, "inspect-budget/at-once", name.partition(":")[2])
+        budget.add(name)
+    budget.note_use(parse_config(DockerPoolConfig(image=image, images=0)))
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(budget.add, names[2:] * 2))
+    assert not any(map(budget.counts, names[:2]))
+    said = [record.getMessage() for record in caplog.records if "removed image" in record.msg]
+    assert all(sum(f"{name}," in text for text in said) == 1 for name in names[:2]), said
+    for name in names[2:]:
+        quietly(api.remove_image, name)
 
 
 async def test_a_rebuilt_image_leaves_nothing_behind(
