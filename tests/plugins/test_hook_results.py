@@ -174,6 +174,8 @@ async def test_what_the_tool_itself_gave_passes_through_an_executor() -> None:
         ("SampleStage(transform=lambda s: None)", "made None of sample 'a'"),
         ("SampleStage(transform=lambda s: s.input)", r"made '\?' of sample 'a'"),
         ("SampleStage(transform='upper')", "transform is 'upper'"),
+        ("SampleStage(keep=lambda s: exit(0))", "failed on sample 'a': SystemExit: 0"),
+        ("SampleStage(transform=lambda s: exit(0))", "failed on sample 'a': SystemExit: 0"),
         ("[SampleStage()]", "not a SampleStage"),
     ],
 )
@@ -213,7 +215,9 @@ def test_scorers_and_observers_that_are_none(
         as_rl_dataset(answering(), load_renderer()).get_batch(0)
 
 
-@pytest.mark.parametrize("answer", ["None", "'local'", "SandboxEnvironmentSpec('nowhere')"])
+@pytest.mark.parametrize(
+    "answer", ["None", "'local'", "SandboxEnvironmentSpec('nowhere')", "exit(0)"]
+)
 async def test_a_sandbox_provider_that_gives_something_else(
     plugin: Callable[..., None], answer: str
 ) -> None:
@@ -226,7 +230,9 @@ async def test_a_sandbox_provider_that_gives_something_else(
         assert caught.value.cause is Cause.SANDBOX
 
 
-@pytest.mark.parametrize("factory", ["lambda: 3", "lambda: {}['x']"])
+@pytest.mark.parametrize(
+    "factory", ["lambda: 3", "lambda: {}['x']", "lambda: int('x')", "lambda: exit(0)"]
+)
 def test_a_factory_that_makes_no_aggregator(plugin: Callable[..., None], factory: str) -> None:
     plugin("inspect_rl_reward_aggregators", f"{{'gives': {factory}}}")
     with pytest.raises(ConfigError, match=WHO):

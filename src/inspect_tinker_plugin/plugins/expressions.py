@@ -198,11 +198,10 @@ class _Builder:
             # The signature's own message is clearer than that of the failed call.
             inspect.signature(factory).bind(*positional, **named)
             return factory(*positional, **named)
-        except (TypeError, ValueError) as ex:
-            raise self._fault(f"{name.text}: {ex}", call) from ex
-        except Exception as ex:  # a mistake of whoever wrote it
-            problem = f"{name.text} raised {ex!r}" + (f" ({origin})" if origin else "")
-            raise self._fault(problem, call) from ex
+        except (Exception, SystemExit) as ex:
+            is_refusal = isinstance(ex, TypeError | ValueError)
+            problem = f"{name.text}: {ex}" if is_refusal else f"{name.text} raised {ex!r}"
+            raise self._fault(problem + (f" ({origin})" if origin else ""), call) from ex
 
     def _argument(self, positional: list[Any], named: dict[str, Any]) -> None:
         head = self._next

@@ -213,7 +213,7 @@ class ProviderMapping:
         who = f"sandbox provider {name!r}" + (f" ({origin})" if origin else "")
         try:
             mapped = _mapper(name)(spec)
-        except Exception as ex:
+        except (Exception, SystemExit) as ex:
             raise PluginError(f"{who} failed on {spec.type!r}: {type(ex).__name__}: {ex}") from ex
         if not isinstance(mapped, SandboxEnvironmentSpec):
             raise PluginError(

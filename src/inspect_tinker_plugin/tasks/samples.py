@@ -106,7 +106,7 @@ class SelectedSamples(Sequence[Sample]):
                     kept = stage.keep(sample)
                 if _is_true(kept) and stage.transform is not None:
                     sample = stage.transform(sample)
-            except Exception as ex:
+            except (Exception, SystemExit) as ex:
                 raise PluginError(
                     f"{who} failed on sample {sample_id!r}: {type(ex).__name__}: {ex}"
                 ) from ex
