@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
+from inspect_ai.model import ChatMessageAssistant
 from inspect_ai.tool import Tool, ToolCall, ToolResult, tool
 from inspect_ai.util import sandbox
 from tests.tools.runs import add, fail, looping, ran, run, scope, tool_texts
@@ -233,3 +235,35 @@ async def test_an_executor_that_exits_is_named() -> None:
     script: Script = [say("", call("add", x=1, y=2)), say("3")]
     with pytest.raises(ToolExecutorError, match=r"leaves' raised SystemExit\(2\) for a call of"):
         await run(looping(add()), script, executor=leaves)
+
+
+class Remote:
+    async def carry_out(self, invocation: ToolInvocation) -> ToolResult:
+        return await invocation.run()
+
+
+async def forward(invocation: ToolInvocation, *, to: str) -> ToolResult:
+    return await invocation.run()
+
+
+@pytest.mark.parametrize(
+    "executor", [Remote().carry_out, partial(forward, to="there")], ids=["method", "partial"]
+)
+async def test_a_method_or_a_partial_is_an_executor(executor: Any) -> None:
+    result = await run(looping(add()), adding((1, 2)), resolve_tool_executor(executor))
+    assert tool_texts(result) == ["3"]
+
+
+async def test_an_executor_cannot_change_what_the_policy_said() -> None:
+    async def rewrites(invocation: ToolInvocation) -> ToolResult:
+        invocation.call.arguments["x"] = 99
+        return await invocation.run()
+
+    result = await run(looping(add()), adding((1, 2)), rewrites)
+    said = [
+        each.arguments
+        for message in result.state.messages
+        if isinstance(message, ChatMessageAssistant)
+        for each in message.tool_calls or ()
+    ]
+    assert said == [{"x": 1, "y": 2}]

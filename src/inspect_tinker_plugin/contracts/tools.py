@@ -57,7 +57,7 @@ class ToolInvocation:
     """One tool call that Inspect has parsed, approved and validated, about to be carried out."""
 
     call: ToolCall
-    """The call, with the changes of an approver."""
+    """A copy of the call, with the changes of an approver."""
 
     arguments: dict[str, Any]
     """Arguments as the tool's function takes them (dataclasses and models made of JSON)."""

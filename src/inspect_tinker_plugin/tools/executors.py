@@ -228,7 +228,8 @@ def _stand_in(
 ) -> Any:
     @functools.wraps(tool)
     async def execute(**arguments: Any) -> ToolResult:
-        invocation = ToolInvocation(call=call, arguments=arguments, scope=scope, inspect=tool)
+        own = copy.deepcopy(call)  # the call is part of what the policy said
+        invocation = ToolInvocation(call=own, arguments=arguments, scope=scope, inspect=tool)
         return await carry_out(executor, invocation)
 
     return execute
@@ -297,8 +298,8 @@ def _resolve(spec: ToolExecutorSpec) -> ToolExecutor | ToolFunction | None:
 
 
 def _checked(executor: Any, spec: object, origin: str = "") -> ToolExecutor | ToolFunction:
-    call = executor if inspect.isfunction(executor) else getattr(executor, "__call__", None)  # noqa: B004
-    if isinstance(executor, type) or not inspect.iscoroutinefunction(call):
+    call = getattr(executor, "__call__", None)  # noqa: B004
+    if isinstance(executor, type) or not any(map(inspect.iscoroutinefunction, (executor, call))):
         raise ConfigError(
             f"tool executor: {spec!r:.80}{origin} is neither an expression, an executor nor an "
             "async function of one tool invocation"
