@@ -152,11 +152,30 @@ async def test_what_pythons_json_reader_gives_up_on_is_a_call_unparsed(
     assert answer.error is not None
 
 
-def test_a_malformed_call_with_long_blanks_is_read_in_linear_time() -> None:
-    """A few hundred tokens of blanks would hold the event loop up for an hour."""
-    blanks = " " * 500_000
-    output = sampled(f'<tool_call>{{"name": "bash", "arguments": oops{blanks}oops</tool_call>')
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("qwen3_instruct", '<tool_call>{"name": "bash", "arguments": oops BLANKS oops</tool_call>'),
+        ("qwen3_5", "<tool_call>\n<function=bash>\n<parameter=cmd>BLANKS</function>\n</tool_call>"),
+        (
+            "kimi_k2",
+            "<|tool_calls_section_begin|><|tool_call_begin|>bash:0"
+            "<|tool_call_argument_begin|>BLANKS oops<|tool_calls_section_end|>",
+        ),
+        ("deepseekv3", CALLING["deepseekv3"].replace("VALUE", "BLANKS")),
+    ],
+)
+def test_a_malformed_call_with_long_blanks_does_not_hold_up_the_others(
+    name: str, text: str
+) -> None:
+    """A few hundred tokens of blanks would hold the event loop up for hours."""
+    output = sampled(text.replace("BLANKS", "\n" * 500_000), name=name)
     assert only_call(output).parse_error is not None
+
+
+def test_long_blanks_beside_no_call_are_text() -> None:
+    text = f"My tool call is{' ' * 5000}<b>late</b>."
+    assert sampled(text).message.content == text
 
 
 @pytest.mark.parametrize(

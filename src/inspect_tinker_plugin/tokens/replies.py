@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,9 @@ from inspect_tinker_plugin.inspect_internals import (
 )
 from inspect_tinker_plugin.tokens.messages import Write, read_calls, written_parts
 from inspect_tinker_plugin.tokens.tokenizers import ControlTokens
+
+_BLANKS_IN_CALL = re.compile(r"(?>.*?<\W{0,2}tool.call[^<>\s]*>).*\s{1000}", re.DOTALL)
+"""What takes some renderers hours: they look for the parts of a call in the cube of its blanks."""
 
 
 @dataclass(frozen=True)
@@ -221,18 +225,20 @@ class ReplyParser:
         return message, termination.is_clean or any(stop in text for stop in self._stop_texts)
 
     def _read(self, body: list[int], end: list[int]) -> tuple[Message, ParseTermination]:
-        """Let the renderer parse; what makes Python's JSON reader give up is a call unparsed.
+        """Let the renderer parse; what makes it or Python's JSON reader give up is a call unparsed.
 
         Renderers expect only ``JSONDecodeError`` of it. Numbers with thousands of digits and lists
         thousands deep raise others, and no policy may end its episode with them.
         """
+        text = str(self._tokenizer.decode(body))
         try:
+            if blanks := _BLANKS_IN_CALL.match(text):
+                raise json.JSONDecodeError("over 1,000 blanks in a row", text, blanks.end())
             return self._renderer.parse_response([*body, *end])
         except (ValueError, RecursionError) as error:
             digits = "integer string conversion" in str(error)  # it has no type of its own
             if not digits and not isinstance(error, RecursionError | json.JSONDecodeError):
                 raise
-            text = str(self._tokenizer.decode(body))
             raw = UnparsedToolCall(raw_text=text, error=str(error))
             message = Message(role="assistant", content=text, unparsed_tool_calls=[raw])
             return message, ParseTermination.MALFORMED
