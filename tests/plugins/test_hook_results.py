@@ -19,6 +19,7 @@ from tests.rewards.rollouts import rewards_of
 from tests.tools.runs import add
 
 from inspect_tinker_plugin import as_rl_dataset
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult
 from inspect_tinker_plugin.contracts.errors import Cause, ConfigError, EpisodeError, PluginError
 from inspect_tinker_plugin.plugins.manager import default_plugins
 from inspect_tinker_plugin.testing import Script, call, load_renderer, say, submit
@@ -237,3 +238,16 @@ def test_a_factory_that_makes_no_aggregator(plugin: Callable[..., None], factory
     plugin("inspect_rl_reward_aggregators", f"{{'gives': {factory}}}")
     with pytest.raises(ConfigError, match=WHO):
         as_rl_dataset(answering(), load_renderer(), reward="gives")
+
+
+async def test_a_reward_that_changes_its_sample_changes_no_other_episode() -> None:
+    def careless(result: EpisodeResult) -> float:
+        assert result.sample.metadata is not None
+        result.sample.metadata["seen"] = result.sample.metadata.get("seen", 0) + 1
+        result.sample.target = "no"
+        return float(result.sample.metadata["seen"])
+
+    sample = Sample(id="a", input="?", target="yes", metadata={"level": 1})
+    task = Task(dataset=[sample], scorer=includes())
+    assert await rewards_of(task, ["yes"], group_size=3, reward=careless) == [1.0, 1.0, 1.0]
+    assert (sample.target, sample.metadata) == ("yes", {"level": 1})

@@ -210,9 +210,11 @@ class SampleRun:
         """Return the result so far."""
         record, context = self._record, self.context.copy()
         measured = self._recorder.snapshot() if self._recorder else {}
+        # A reward may change what it is given, and other episodes have the same sample.
+        own = record.sample.model_copy(update={"metadata": deepcopy(record.sample.metadata)})
         return EpisodeResult(
             task=record.task.name,
-            sample=record.sample,
+            sample=own,
             epoch=record.epoch,
             state=record.state,
             scores=self._scoring.scores,
