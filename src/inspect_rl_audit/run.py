@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -130,7 +131,10 @@ async def _run_probe(
         for each in found:
             if not isinstance(each, Finding):
                 raise TypeError(f"it gave {each!r:.80} among its findings, not a Finding")
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, asyncio.CancelledError) as error:
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise  # it is the audit that is cancelled, and not something of the probe
         givers = [p for p in plugins.plugins if name.split("(")[0] in p.hooks.get(HOOK, ())]
         origin = "".join(f" of plugin {each.name!r} ({each.label})" for each in givers)
         message = f"probe {name!r}{origin} raised {type(error).__name__}: {error}"[:600]

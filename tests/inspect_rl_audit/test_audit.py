@@ -145,6 +145,7 @@ def test_a_budget_that_is_none_is_refused(text: str) -> None:
 
 
 BROKEN = """
+import asyncio
 from inspect_tinker_plugin import hookimpl
 
 async def raises(audit):
@@ -156,9 +157,14 @@ async def forgets(audit):
 async def exits(audit):
     raise SystemExit(0)
 
+async def cancels(audit):
+    task = asyncio.ensure_future(asyncio.Event().wait())
+    task.cancel()
+    await task
+
 @hookimpl
 def inspect_rl_audit_probes():
-    return {each.__name__: (lambda each=each: each) for each in (raises, forgets, exits)}
+    return {each.__name__: (lambda each=each: each) for each in (raises, forgets, exits, cancels)}
 """
 
 
@@ -167,7 +173,7 @@ def test_a_probe_that_fails_stops_no_other(tmp_path: Path) -> None:
     install(tmp_path, "broken_probes", BROKEN, version="3.1")
     (tmp_path / "task.py").write_text(TASK_FILE)
     command = [sys.executable, "-m", "inspect_tinker_plugin", "audit", str(tmp_path / "task.py")]
-    for name in ("raises", "forgets", "exits", "gold"):
+    for name in ("raises", "forgets", "exits", "cancels", "gold"):
         command += ["--probe", name]
     done = subprocess.run(
         [*command, "--out", str(tmp_path / "out"), "--json", "--fail-on", "never"],
@@ -182,11 +188,12 @@ def test_a_probe_that_fails_stops_no_other(tmp_path: Path) -> None:
         ("raises", "LookupError: nothing here"),
         ("forgets", "TypeError: it gave None, not a sequence of Finding"),
         ("exits", "SystemExit: 0"),
+        ("cancels", "CancelledError: "),
     ):
         assert f"probe {name!r} {of_plugin} {how}" in done.stderr
     report = json.loads(done.stdout)
-    assert [f["code"] for f in report["findings"]].count("probe-failed") == 3
-    assert report["summary"]["probes"] == ["raises", "forgets", "exits", "gold"]
+    assert [f["code"] for f in report["findings"]].count("probe-failed") == 4
+    assert report["summary"]["probes"] == ["raises", "forgets", "exits", "cancels", "gold"]
 
 
 async def test_right_answers_are_drawn_as_such(tmp_path: Path) -> None:
