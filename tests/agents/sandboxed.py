@@ -13,8 +13,9 @@ from inspect_ai.agent import sandbox_agent_bridge
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelOutput
 from inspect_ai.scorer import includes
-from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.solver import Generate, Solver, TaskState
 from inspect_ai.util import SandboxEnvironmentSpec, sandbox
+from tests.functions import make_solver
 
 from inspect_docker_pool import DockerPoolConfig
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
@@ -52,15 +53,18 @@ def sandbox_of(kind: str, folder: Path) -> Any:
     return SandboxEnvironmentSpec("local")
 
 
-@solver
-def agent(
+@make_solver
+async def agent(
+    state: TaskState,
+    generate: Generate,
+    /,
     command: list[str] | None = None,
     *,
     port: int,
     printed: list[str] | None = None,
     bridged: dict[str, Any] | None = None,
     **asked: Any,
-) -> Solver:
+) -> TaskState:
     """Run the program, or another command, while the bridge is open; keep what it printed.
 
     Args:
@@ -70,22 +74,18 @@ def agent(
         bridged: Further arguments of the bridge.
         asked: Arguments of the program.
     """
-
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        async with sandbox_agent_bridge(port=port, **(bridged or {})) as bridge:
-            given = {"dialect": "chat", "turns": 1, "talks": 1, "port": port} | asked
-            run = command or ["python3", "agent/program.py", json.dumps(given)]
-            result = await sandbox().exec(run)
-            state.output = bridge.state.output
-            state.metadata["status"] = result.returncode
-            state.metadata["printed"] = result.stdout
-            if printed is not None:
-                printed.extend(result.stdout.splitlines())
-            if not result.success:
-                raise RuntimeError(f"the program failed: {result.stderr or result.stdout}")
-        return state
-
-    return solve
+    async with sandbox_agent_bridge(port=port, **(bridged or {})) as bridge:
+        given = {"dialect": "chat", "turns": 1, "talks": 1, "port": port} | asked
+        run = command or ["python3", "agent/program.py", json.dumps(given)]
+        result = await sandbox().exec(run)
+        state.output = bridge.state.output
+        state.metadata["status"] = result.returncode
+        state.metadata["printed"] = result.stdout
+        if printed is not None:
+            printed.extend(result.stdout.splitlines())
+        if not result.success:
+            raise RuntimeError(f"the program failed: {result.stderr or result.stdout}")
+    return state
 
 
 def task_of(kind: str, folder: Path, solver: Solver) -> Task:

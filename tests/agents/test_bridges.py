@@ -15,9 +15,10 @@ import pytest
 from inspect_ai import eval_async
 from inspect_ai.agent import sandbox_agent_bridge
 from inspect_ai.model import ModelOutput
-from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.solver import Generate, TaskState
 from inspect_ai.util import sandbox
 from tests.agents.sandboxed import agent, free_port, play, plum, task_of
+from tests.functions import make_solver
 from tests.tokens.conversations import Rollout
 from tests.tokens.formats import renderer
 from tests.tokens.test_bridged import CORPUS, assert_exact, script
@@ -95,21 +96,19 @@ async def test_a_limit_ends_the_program_and_the_state_is_scored(kind: str, tmp_p
     assert set(result.scores) == {"includes"}
 
 
-@solver
-def looking_after(port: int, seen: dict[str, list[str]]) -> Solver:
+@make_solver
+async def looking_after(
+    state: TaskState, generate: Generate, port: int, seen: dict[str, list[str]]
+) -> TaskState:
     """Open a bridge twice, and look at what is there then."""
-
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        look = "ls -A /var/tmp; cat /proc/[0-9]*/comm"
-        seen["before"] = sorted((await sandbox().exec(["sh", "-c", look])).stdout.split())
-        for _ in range(2):
-            async with sandbox_agent_bridge(port=port):
-                await sandbox().exec(["python3", "agent/program.py", json.dumps(
-                    {"dialect": "chat", "turns": 1, "talks": 1, "port": port})])  # fmt: skip
-        seen["after"] = sorted((await sandbox().exec(["sh", "-c", look])).stdout.split())
-        return state
-
-    return solve
+    look = "ls -A /var/tmp; cat /proc/[0-9]*/comm"
+    seen["before"] = sorted((await sandbox().exec(["sh", "-c", look])).stdout.split())
+    for _ in range(2):
+        async with sandbox_agent_bridge(port=port):
+            await sandbox().exec(["python3", "agent/program.py", json.dumps(
+                {"dialect": "chat", "turns": 1, "talks": 1, "port": port})])  # fmt: skip
+    seen["after"] = sorted((await sandbox().exec(["sh", "-c", look])).stdout.split())
+    return state
 
 
 @pytest.mark.parametrize("kind", WALLED)
@@ -163,13 +162,10 @@ async def test_a_port_that_is_taken_is_an_error_before_the_program_starts(tmp_pa
 
 @pytest.mark.docker
 async def test_a_port_that_is_taken_in_a_container_is_an_error(tmp_path: Path) -> None:
-    @solver
-    def twice() -> Solver:
-        async def solve(state: TaskState, generate: Generate) -> TaskState:
-            async with sandbox_agent_bridge(port=13131), sandbox_agent_bridge(port=13131):
-                return state
-
-        return solve
+    @make_solver
+    async def twice(state: TaskState, generate: Generate) -> TaskState:
+        async with sandbox_agent_bridge(port=13131), sandbox_agent_bridge(port=13131):
+            return state
 
     result = await play(task_of("docker_pool", tmp_path, twice()), plum)
     assert result.error is not None

@@ -13,10 +13,11 @@ from inspect_ai import Task
 from inspect_ai.agent import Agent, AgentState, agent, as_solver, sandbox_agent_bridge
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ChatMessageAssistant, ModelOutput
-from inspect_ai.scorer import Score, Scorer, Target, accuracy, scorer
+from inspect_ai.scorer import Score, Target, accuracy
 from inspect_ai.solver import TaskState
 from inspect_ai.util import sandbox
 from tests.agents.rolled import rolled
+from tests.functions import make_scorer
 from tests.packages import require_agent_clients
 from tests.tokens.conversations import assert_trained
 
@@ -72,14 +73,10 @@ def program(source: str) -> Agent:
     return execute
 
 
-@scorer(metrics=[accuracy()])
-def heard() -> Scorer:
+@make_scorer(accuracy())
+async def heard(state: TaskState, target: Target) -> Score:
     """What the program heard, as the answer; always correct."""
-
-    async def score(state: TaskState, target: Target) -> Score:
-        return Score(value=1.0, answer=await sandbox().read_file("said.txt"))
-
-    return score
+    return Score(value=1.0, answer=await sandbox().read_file("said.txt"))
 
 
 def task(source: str) -> Task:

@@ -12,7 +12,7 @@ import pytest
 from inspect_ai import eval_async
 from inspect_ai.event import SandboxEvent
 from inspect_ai.log import transcript
-from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.solver import Generate, TaskState
 from inspect_ai.util import (
     ExecCompleted,
     ExecRemoteAwaitableOptions,
@@ -23,6 +23,7 @@ from inspect_ai.util import (
     sandbox,
 )
 from tests.agents.sandboxed import play, plum, task_of
+from tests.functions import make_solver
 
 from inspect_tinker_plugin.testing.replies import scripted_model
 
@@ -35,13 +36,10 @@ KINDS = [
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-@solver
-def using(use: Use, seen: list[Any]) -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        seen.append(await use(sandbox()))
-        return state
-
-    return solve
+@make_solver
+async def using(state: TaskState, generate: Generate, use: Use, seen: list[Any]) -> TaskState:
+    seen.append(await use(sandbox()))
+    return state
 
 
 async def used(kind: str, folder: Path, use: Use) -> Any:

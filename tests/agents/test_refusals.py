@@ -11,9 +11,10 @@ from inspect_ai.agent import agent_bridge
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ChatMessageUser, ContentImage
 from inspect_ai.scorer import includes
-from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.solver import Generate, TaskState
 from openai import AsyncOpenAI
 from tests.agents.sandboxed import agent, free_port, task_of
+from tests.functions import make_solver
 from tests.rl.policies import Words, renderer
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollouts import do_group_rollout
@@ -111,23 +112,19 @@ async def test_before_the_first_reply_the_renderer_does_not_fit_the_task(tmp_pat
         await roll(tmp_path, [REFUSED["an image"]])
 
 
-@solver
-def shows_an_image(*, bridged: bool) -> Solver:
+@make_solver
+async def shows_an_image(state: TaskState, generate: Generate, *, bridged: bool) -> TaskState:
     """Ask in words, and then with an image, as a solver or through OpenAI's client."""
-
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        if not bridged:
-            state = await generate(state)
-            state.messages.append(
-                ChatMessageUser(content=[ContentImage(image="data:image/png;base64,AAAA")])
-            )
-            return await generate(state)
-        async with agent_bridge(state=None), AsyncOpenAI(api_key="none") as client:
-            for body in (PLAIN, REFUSED["an image"]):
-                await client.chat.completions.create(model="inspect", **body)
-        return state
-
-    return solve
+    if not bridged:
+        state = await generate(state)
+        state.messages.append(
+            ChatMessageUser(content=[ContentImage(image="data:image/png;base64,AAAA")])
+        )
+        return await generate(state)
+    async with agent_bridge(state=None), AsyncOpenAI(api_key="none") as client:
+        for body in (PLAIN, REFUSED["an image"]):
+            await client.chat.completions.create(model="inspect", **body)
+    return state
 
 
 @pytest.mark.parametrize("bridged", [True, False])

@@ -11,10 +11,11 @@ import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.event import InfoEvent
-from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
-from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.scorer import Score, Target, mean
+from inspect_ai.solver import Generate, TaskState
 from inspect_ai.util import SandboxEnvironmentSpec, sandbox
 from inspect_ai.util._sandbox.local import LocalSandboxEnvironment  # private: the provider itself
+from tests.functions import make_scorer, make_solver
 from tests.inspect_docker_pool.conftest import IMAGE, manager
 
 from inspect_tinker_plugin import (
@@ -79,27 +80,21 @@ USED_UP = {
 """What ends or blocks the policy's own sandbox, from which its files are taken over."""
 
 
-@solver
-def works(script: str) -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        await sandbox().exec(["sh", "-c", script], timeout=20)
-        return state
-
-    return solve
+@make_solver
+async def works(state: TaskState, generate: Generate, script: str) -> TaskState:
+    await sandbox().exec(["sh", "-c", script], timeout=20)
+    return state
 
 
-@scorer(metrics=[mean()])
-def by_check(copy: list[str] | None = None) -> Scorer:
-    async def score(state: TaskState, target: Target) -> Score:
-        if copy is None:
-            done = await sandbox().exec(["python3", "check.py"], timeout=20)
-        else:
-            async with clean_sandbox(copy=copy) as box:
-                assert sandbox() is box
-                done = await box.exec(["python3", "check.py"], timeout=20)
-        return Score(value=float(done.success))
-
-    return score
+@make_scorer(mean())
+async def by_check(state: TaskState, target: Target, copy: list[str] | None = None) -> Score:
+    if copy is None:
+        done = await sandbox().exec(["python3", "check.py"], timeout=20)
+    else:
+        async with clean_sandbox(copy=copy) as box:
+            assert sandbox() is box
+            done = await box.exec(["python3", "check.py"], timeout=20)
+    return Score(value=float(done.success))
 
 
 def task(script: str, in_sandbox: Any = "local", **given: Any) -> Task:
@@ -347,14 +342,11 @@ async def test_a_clean_sandbox_starts_from_the_snapshot_of_the_group(manager: An
     await until_nothing_is_used()
 
 
-@scorer(metrics=[mean()])
-def waits(begun: anyio.Event) -> Scorer:
-    async def score(state: TaskState, target: Target) -> Score:
-        begun.set()
-        await sandbox().exec(["sleep", "600"])
-        raise AssertionError("unreachable")
-
-    return score
+@make_scorer(mean())
+async def waits(state: TaskState, target: Target, begun: anyio.Event) -> Score:
+    begun.set()
+    await sandbox().exec(["sleep", "600"])
+    raise AssertionError("unreachable")
 
 
 @pytest.mark.docker

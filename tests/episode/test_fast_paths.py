@@ -26,9 +26,10 @@ from inspect_ai.model import (
     ModelUsage,
     get_model,
 )
-from inspect_ai.scorer import Score, Scorer, Target, match, mean, scorer
-from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
+from inspect_ai.scorer import Score, Target, match, mean
+from inspect_ai.solver import Generate, TaskState, generate, use_tools
 from openai import AsyncOpenAI
+from tests.functions import make_scorer, make_solver
 from tests.parity.cases import load_corpus
 from tests.rl.policies import Words, renderer
 from tests.tools.runs import add
@@ -112,12 +113,9 @@ def counts(events: list[Event]) -> str:
     return f"{len(models)} models, {len(tools)} tools, {[len(m.input) for m in models]}, {said}"
 
 
-@scorer(metrics=[mean()])
-def what_happened() -> Scorer:
-    async def score(state: TaskState, target: Target) -> Score:
-        return Score(value=1, answer=counts(list(transcript().events)))
-
-    return score
+@make_scorer(mean())
+async def what_happened(state: TaskState, target: Target) -> Score:
+    return Score(value=1, answer=counts(list(transcript().events)))
 
 
 def reading() -> Task:
@@ -149,16 +147,12 @@ async def test_a_scorer_that_reads_the_transcript_finds_what_happened() -> None:
     assert quiet.prepared.reads_events
 
 
-@scorer(metrics=[mean()])
-def replies() -> Scorer:
+@make_scorer(mean())
+async def replies(state: TaskState, target: Target) -> Score:
     """What the policy said beside its calls, call by call; ``react()`` adds what it submitted."""
-
-    async def score(state: TaskState, target: Target) -> Score:
-        calls = [event for event in transcript().events if isinstance(event, ModelEvent)]
-        said = [(call.output.completion, call.output.message.text) for call in calls]
-        return Score(value=1, explanation=f"{said} {state.output.completion}")
-
-    return score
+    calls = [event for event in transcript().events if isinstance(event, ModelEvent)]
+    said = [(call.output.completion, call.output.message.text) for call in calls]
+    return Score(value=1, explanation=f"{said} {state.output.completion}")
 
 
 async def test_the_first_reader_finds_replies_as_they_were() -> None:
@@ -174,24 +168,18 @@ async def test_the_first_reader_finds_replies_as_they_were() -> None:
 
 
 async def test_the_first_reader_finds_the_name_that_a_program_asked_for() -> None:
-    @solver
-    def program() -> Solver:
-        async def solve(state: TaskState, generate: Generate) -> TaskState:
-            async with agent_bridge():
-                client = AsyncOpenAI(api_key="none")
-                said: Any = [{"role": "user", "content": "?"}]
-                await client.chat.completions.create(model="inspect", messages=said)
-            return state
+    @make_solver
+    async def program(state: TaskState, generate: Generate) -> TaskState:
+        async with agent_bridge():
+            client = AsyncOpenAI(api_key="none")
+            said: Any = [{"role": "user", "content": "?"}]
+            await client.chat.completions.create(model="inspect", messages=said)
+        return state
 
-        return solve
-
-    @scorer(metrics=[mean()])
-    def name() -> Scorer:
-        async def score(state: TaskState, target: Target) -> Score:
-            [event] = [each for each in transcript().events if isinstance(each, ModelEvent)]
-            return Score(value=1, answer=event.requested_model)
-
-        return score
+    @make_scorer(mean())
+    async def name(state: TaskState, target: Target) -> Score:
+        [event] = [each for each in transcript().events if isinstance(each, ModelEvent)]
+        return Score(value=1, answer=event.requested_model)
 
     for paths in (nullcontext(), slow_paths()):
         with paths:
@@ -245,25 +233,18 @@ async def test_hooks_hear_of_model_calls(monkeypatch: pytest.MonkeyPatch) -> Non
 # memory
 
 
-@solver
-def twice() -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        return await generate(await generate(state))
-
-    return solve
+@make_solver
+async def twice(state: TaskState, generate: Generate) -> TaskState:
+    return await generate(await generate(state))
 
 
-@solver
-def looking(seen: list[ModelEvent]) -> Solver:
+@make_solver
+async def looking(state: TaskState, generate: Generate, seen: list[ModelEvent]) -> TaskState:
     """Looks at its transcript while its call waits."""
-
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        first = asyncio.create_task(generate(state))
-        await asyncio.sleep(0.05)
-        seen.extend(each for each in transcript().events if isinstance(each, ModelEvent))
-        return await first
-
-    return solve
+    first = asyncio.create_task(generate(state))
+    await asyncio.sleep(0.05)
+    seen.extend(each for each in transcript().events if isinstance(each, ModelEvent))
+    return await first
 
 
 async def test_who_looks_while_a_call_waits_sees_it_pending_and_later_its_reply() -> None:
@@ -283,22 +264,18 @@ async def test_who_looks_while_a_call_waits_sees_it_pending_and_later_its_reply(
     assert [each for each in episode.events if isinstance(each, ModelEvent)] == [event]
 
 
-@solver
-def edits() -> Solver:
+@make_solver
+async def edits(state: TaskState, generate: Generate) -> TaskState:
     """Changes what it finds in its transcript, and its model's options."""
-
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        state = await generate(state)
-        for event in transcript().events:
-            if isinstance(event, ModelEvent):
-                event.input[0].content = "gone"
-                event.output.choices[0].message.content = "gone"
-                event.config.temperature = 0.9
-        state = await generate(state)
-        get_model().config.top_k = 7
-        return await generate(state)
-
-    return solve
+    state = await generate(state)
+    for event in transcript().events:
+        if isinstance(event, ModelEvent):
+            event.input[0].content = "gone"
+            event.output.choices[0].message.content = "gone"
+            event.config.temperature = 0.9
+    state = await generate(state)
+    get_model().config.top_k = 7
+    return await generate(state)
 
 
 async def test_who_edits_events_or_options_changes_no_other_call() -> None:
@@ -315,14 +292,11 @@ async def test_who_edits_events_or_options_changes_no_other_call() -> None:
     assert asked == [(None, None), (None, None), (None, 7)] * 2
 
 
-@solver
-def sends(bodies: list[Any]) -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        for body in bodies:
-            state = await generate(state, extra_body={"flag": body})
-        return state
-
-    return solve
+@make_solver
+async def sends(state: TaskState, generate: Generate, bodies: list[Any]) -> TaskState:
+    for body in bodies:
+        state = await generate(state, extra_body={"flag": body})
+    return state
 
 
 async def test_options_that_are_equal_in_python_only_are_not_the_same() -> None:

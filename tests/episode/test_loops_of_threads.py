@@ -14,8 +14,9 @@ import anyio
 import pytest
 from inspect_ai import Task
 from inspect_ai.model import ChatMessageAssistant, get_model
-from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
-from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.scorer import Score, Target, mean
+from inspect_ai.solver import Generate, TaskState
+from tests.functions import make_scorer, make_solver
 from tests.rl.policies import Words, encode, renderer
 from tests.rl.tasks import sums
 from tinker_cookbook.rl.rollouts import do_group_rollout
@@ -32,27 +33,23 @@ def ask(question: str) -> str:
     return asyncio.run(get_model().generate(question)).completion
 
 
-@solver
-def synchronous(times: int = 2, *, shielded: bool = False) -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        for _ in range(times):
-            if shielded:
-                said = await anyio.to_thread.run_sync(ask, state.input_text)
-            else:
-                said = await asyncio.to_thread(ask, state.input_text)
-            state.messages.append(ChatMessageAssistant(content=said))
-            state.output.completion = said
-        return state
+@make_solver
+async def synchronous(
+    state: TaskState, generate: Generate, times: int = 2, *, shielded: bool = False
+) -> TaskState:
+    for _ in range(times):
+        if shielded:
+            said = await anyio.to_thread.run_sync(ask, state.input_text)
+        else:
+            said = await asyncio.to_thread(ask, state.input_text)
+        state.messages.append(ChatMessageAssistant(content=said))
+        state.output.completion = said
+    return state
 
-    return solve
 
-
-@scorer(metrics=[mean()])
-def said_so() -> Scorer:
-    async def score(state: TaskState, target: Target) -> Score:
-        return Score(value=float(target.text in state.output.completion))
-
-    return score
+@make_scorer(mean())
+async def said_so(state: TaskState, target: Target) -> Score:
+    return Score(value=float(target.text in state.output.completion))
 
 
 def builder(task: Task, **options: Any) -> InspectGroupBuilder:
@@ -78,14 +75,11 @@ def test_a_solver_asks_from_a_thread_with_its_own_loop() -> None:
 
 
 def test_several_threads_ask_together_and_each_gets_its_answer() -> None:
-    @solver
-    def many() -> Solver:
-        async def solve(state: TaskState, generate: Generate) -> TaskState:
-            said = await asyncio.gather(*[asyncio.to_thread(ask, f"{n}?") for n in range(5)])
-            state.output.completion = " ".join(said)
-            return state
-
-        return solve
+    @make_solver
+    async def many(state: TaskState, generate: Generate) -> TaskState:
+        said = await asyncio.gather(*[asyncio.to_thread(ask, f"{n}?") for n in range(5)])
+        state.output.completion = " ".join(said)
+        return state
 
     async def run() -> list[float]:
         made = builder(Task(sums(1), solver=many(), scorer=said_so()))

@@ -15,6 +15,7 @@ from inspect_ai.dataset import Sample
 from inspect_ai.scorer import includes
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util import sandbox, subprocess
+from tests.functions import make_solver
 from tests.rl.policies import Words, renderer
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
@@ -47,13 +48,10 @@ def in_threads(work: Callable[[], Coroutine[Any, Any, Any]]) -> list[Any]:
     return results
 
 
-@solver
-def in_a_sandbox() -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        await sandbox().write_file("said", "plum")
-        return await generate(state)
-
-    return solve
+@make_solver
+async def in_a_sandbox(state: TaskState, generate: Generate) -> TaskState:
+    await sandbox().write_file("said", "plum")
+    return await generate(state)
 
 
 def test_episodes_of_several_loops_wait_for_the_places_of_one_process() -> None:

@@ -11,7 +11,7 @@ from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelOutput
 from inspect_ai.scorer import includes
 from inspect_ai.solver import generate, use_tools
-from inspect_ai.tool import Tool, tool
+from tests.functions import make_tool
 from tests.rl.policies import END, encode, renderer, tool_call
 
 from inspect_tinker_plugin.contracts.errors import ConfigError, EpisodeError
@@ -25,17 +25,14 @@ import inspect_sentinel as sentinel  # releases of Inspect that it does not take
 from inspect_ai.event import SentinelEvent
 
 
-@tool
-def shell() -> Tool:
-    async def execute(cmd: str) -> str:
-        """Run a command.
+@make_tool
+async def shell(cmd: str) -> str:
+    """Run a command.
 
-        Args:
-            cmd: The command.
-        """
-        return f"ran {cmd}"
-
-    return execute
+    Args:
+        cmd: The command.
+    """
+    return f"ran {cmd}"
 
 
 @sentinel.monitor

@@ -14,9 +14,10 @@ from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelOutput
 from inspect_ai.scorer import match
-from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
+from inspect_ai.solver import Generate, Solver, TaskState, generate
 from inspect_ai.util import ExecResult, sandbox, sandboxenv
 from tests.episode.sandbox_folder import Counted
+from tests.functions import make_solver
 from tests.rl.policies import Words, renderer
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
@@ -95,14 +96,11 @@ def nothing_seen() -> None:
     started.clear()
 
 
-@solver
-def runs(command: str) -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        state = await generate(state)
-        await sandbox().exec([command])
-        return state
-
-    return solve
+@make_solver
+async def runs(state: TaskState, generate: Generate, command: str) -> TaskState:
+    state = await generate(state)
+    await sandbox().exec([command])
+    return state
 
 
 async def play(*solvers: Solver, **sample: Any) -> EpisodeResult:

@@ -22,6 +22,7 @@ from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
 from inspect_ai.util import ExecResult, SandboxEnvironmentSpec, sandbox
 from tests.episode import sandbox_folder
 from tests.episode.sandbox_folder import Counted
+from tests.functions import make_solver
 from tests.waiting import until
 
 from inspect_docker_pool.config import DockerPoolConfig
@@ -254,20 +255,16 @@ async def ended(*marks: str) -> None:
     raise AssertionError("a process is left")
 
 
-@solver
-def starts_processes(seen: dict[str, Any]) -> Solver:
+@make_solver
+async def starts_processes(state: TaskState, generate: Generate, seen: dict[str, Any]) -> TaskState:
     """Have a command cut off by its time-out, and leave others behind."""
-
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        box = sandbox()
-        with pytest.raises(TimeoutError):
-            await box.exec(["sh", "-c", "trap '' TERM; sleep 61391 & sleep 61392; true"], timeout=1)
-        seen["cut off"] = runs("61391")
-        await box.exec(["sh", "-c", "sleep 61393 >/dev/null 2>&1 &"])
-        await until(lambda: runs("61393"))
-        return state
-
-    return solve
+    box = sandbox()
+    with pytest.raises(TimeoutError):
+        await box.exec(["sh", "-c", "trap '' TERM; sleep 61391 & sleep 61392; true"], timeout=1)
+    seen["cut off"] = runs("61391")
+    await box.exec(["sh", "-c", "sleep 61393 >/dev/null 2>&1 &"])
+    await until(lambda: runs("61393"))
+    return state
 
 
 async def test_a_local_command_ends_in_time_and_its_children_with_the_episode() -> None:
@@ -282,23 +279,21 @@ async def test_a_local_command_ends_in_time_and_its_children_with_the_episode() 
     await ended("61391", "61392", "61393")
 
 
-@solver
-def leaves_commands(how: str, mark: str, made: list[asyncio.Task[Any]]) -> Solver:
+@make_solver
+async def leaves_commands(
+    state: TaskState, generate: Generate, how: str, mark: str, made: list[asyncio.Task[Any]]
+) -> TaskState:
     """End while commands are running, or being ended, in tasks that nobody waits for."""
-
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        box = sandbox()
-        # The shell does not heed the signal by which Inspect ends a command.
-        stubborn = f"trap '' TERM; for i in 1 2 3 4; do sleep {mark}; done"
-        commands = [box.exec(["sleep", mark]), box.exec(["sh", "-c", stubborn])]
-        made.extend(asyncio.create_task(command) for command in commands)
-        await asyncio.sleep(0.5)
-        if how == "gathered":  # which goes on as soon as one of them has ended
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(asyncio.gather(*made), 0.5)
-        return state
-
-    return solve
+    box = sandbox()
+    # The shell does not heed the signal by which Inspect ends a command.
+    stubborn = f"trap '' TERM; for i in 1 2 3 4; do sleep {mark}; done"
+    commands = [box.exec(["sleep", mark]), box.exec(["sh", "-c", stubborn])]
+    made.extend(asyncio.create_task(command) for command in commands)
+    await asyncio.sleep(0.5)
+    if how == "gathered":  # which goes on as soon as one of them has ended
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*made), 0.5)
+    return state
 
 
 @pytest.mark.parametrize("how", ["left", "gathered"])

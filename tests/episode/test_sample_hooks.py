@@ -10,7 +10,8 @@ from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.hooks import Hooks, hooks
 from inspect_ai.scorer import includes
-from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
+from inspect_ai.solver import Generate, Solver, TaskState, generate
+from tests.functions import make_solver
 from tests.rl.policies import Words, renderer
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
@@ -64,13 +65,10 @@ def switched_on() -> Iterator[None]:
     ON = False
 
 
-@solver
-def breaks() -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        await generate(state)
-        raise RuntimeError("broken")
-
-    return solve
+@make_solver
+async def breaks(state: TaskState, generate: Generate) -> TaskState:
+    await generate(state)
+    raise RuntimeError("broken")
 
 
 def task(of: Solver | None = None) -> Task:

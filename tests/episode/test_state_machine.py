@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
-from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
-from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.scorer import Score, Target, mean
+from inspect_ai.solver import Generate, TaskState
 from tests.episode import sandbox_folder
+from tests.functions import make_scorer, make_solver
 from tests.rl.policies import END, encode, renderer
 from tinker_cookbook.rl.types import InitialObservationOverflow, StepResult, Trajectory
 
@@ -32,27 +33,20 @@ PATIENCE = 20.0
 _scored: list[float] = []
 
 
-@solver
-def twice() -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        for _ in range(2):
-            state = await generate(state)
-            await asyncio.sleep(sandbox_folder.PAUSE)
-        return state
-
-    return solve
-
-
-@scorer(metrics=[mean()])
-def counted() -> Scorer:
-    """A value that no other run of the scorer gives."""
-
-    async def score(state: TaskState, target: Target) -> Score:
+@make_solver
+async def twice(state: TaskState, generate: Generate) -> TaskState:
+    for _ in range(2):
+        state = await generate(state)
         await asyncio.sleep(sandbox_folder.PAUSE)
-        _scored.append(1.0 + len(_scored) / 1024)
-        return Score(value=_scored[-1])
+    return state
 
-    return score
+
+@make_scorer(mean())
+async def counted(state: TaskState, target: Target) -> Score:
+    """A value that no other run of the scorer gives."""
+    await asyncio.sleep(sandbox_folder.PAUSE)
+    _scored.append(1.0 + len(_scored) / 1024)
+    return Score(value=_scored[-1])
 
 
 def make_task() -> Task:

@@ -14,8 +14,9 @@ from inspect_ai import Task, eval_async
 from inspect_ai._util.error import PrerequisiteError  # private: how Inspect reports bad input
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ChatMessageUser, GenerateConfig, Model, ResponseSchema, get_model
-from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.solver import Generate, TaskState
 from inspect_ai.util import JSONSchema
+from tests.functions import make_solver
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.evaluate.provider import (
@@ -214,16 +215,13 @@ async def test_a_reasoning_effort_is_honoured_where_the_renderer_takes_one() -> 
     assert 0.9 in efforts
 
 
-@solver
-def several_at_once(count: int) -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        said = await asyncio.gather(
-            *(get_model().generate(f"Say plum {number}.") for number in range(count))
-        )
-        state.output = said[0]
-        return state
-
-    return solve
+@make_solver
+async def several_at_once(state: TaskState, generate: Generate, count: int) -> TaskState:
+    said = await asyncio.gather(
+        *(get_model().generate(f"Say plum {number}.") for number in range(count))
+    )
+    state.output = said[0]
+    return state
 
 
 async def test_a_sample_may_ask_several_times_at_once(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from inspect_ai import eval as inspect_eval
 from inspect_ai.agent import react
 from inspect_ai.dataset import Sample
 from inspect_ai.log import EvalLog, EvalSample, read_eval_log
-from inspect_ai.scorer import Score, Scorer, Target, accuracy, includes, scorer
+from inspect_ai.scorer import Score, Target, accuracy, includes
 from inspect_ai.solver import TaskState
-from inspect_ai.tool import Tool, tool
+from tests.functions import make_scorer, make_tool
 
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.export.from_logs import LogExportReport, export_logs
@@ -51,29 +51,22 @@ def only_sample(task: Task, script: Script, log_dir: Path, **options: Any) -> Ev
     return sample
 
 
-@tool
-def add() -> Tool:
-    async def execute(a: int, b: int) -> int:
-        """Add two numbers.
+@make_tool
+async def add(a: int, b: int) -> int:
+    """Add two numbers.
 
-        Args:
-            a: The first.
-            b: The second.
-        """
-        return a + b
-
-    return execute
+    Args:
+        a: The first.
+        b: The second.
+    """
+    return a + b
 
 
-@scorer(metrics=[accuracy()])
-def as_said() -> Scorer:
+@make_scorer(accuracy())
+async def as_said(state: TaskState, target: Target) -> Score | None:
     """Gives what the model says as the score; ``none`` gives no score."""
-
-    async def score(state: TaskState, target: Target) -> Score | None:
-        said = state.output.completion
-        return None if said == "none" else Score(value=float(said.partition(" ")[0]))
-
-    return score
+    said = state.output.completion
+    return None if said == "none" else Score(value=float(said.partition(" ")[0]))
 
 
 def sums(count: int = 3, **options: Any) -> Task:

@@ -12,10 +12,11 @@ import pytest
 from inspect_ai import Task
 from inspect_ai.agent import react
 from inspect_ai.dataset import Sample
-from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
+from inspect_ai.solver import Generate, TaskState, generate
 from inspect_ai.tool import bash
 from inspect_ai.util import SandboxEnvironment, sandbox, sandboxenv
 from inspect_ai.util import SandboxEnvironmentConfigType as Config
+from tests.functions import make_solver
 
 from inspect_tinker_plugin.contracts.errors import ExportError
 from inspect_tinker_plugin.episode.runner import _running
@@ -67,18 +68,15 @@ def forget() -> None:
     STARTED.clear()
 
 
-@solver
-def quote_file(swallow: bool = False) -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        try:
-            state.user_prompt.text = await sandbox().read_file("note.txt")
-        except RuntimeError:
-            if not swallow:
-                raise
-            state.user_prompt.text = "no sandbox here"
-        return state
-
-    return solve
+@make_solver
+async def quote_file(state: TaskState, generate: Generate, swallow: bool = False) -> TaskState:
+    try:
+        state.user_prompt.text = await sandbox().read_file("note.txt")
+    except RuntimeError:
+        if not swallow:
+            raise
+        state.user_prompt.text = "no sandbox here"
+    return state
 
 
 def sample(**fields: object) -> Sample:
@@ -134,21 +132,15 @@ async def test_the_task_itself_is_left_as_it_is() -> None:
     assert task.setup is setup
 
 
-@solver
-def waiting() -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        await asyncio.sleep(60)
-        return await generate(state)
-
-    return solve
+@make_solver
+async def waiting(state: TaskState, generate: Generate) -> TaskState:
+    await asyncio.sleep(60)
+    return await generate(state)
 
 
-@solver
-def failing() -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        raise ValueError("two\nlines")
-
-    return solve
+@make_solver
+async def failing(state: TaskState, generate: Generate) -> TaskState:
+    raise ValueError("two\nlines")
 
 
 async def test_a_sample_that_takes_too_long_is_an_error() -> None:
@@ -165,31 +157,25 @@ async def test_a_solver_that_fails_is_an_error_of_one_line() -> None:
 # the fast path
 
 
-@solver
-def both_at_once(ended: list[str]) -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        async def branch(name: str) -> TaskState:
-            try:
-                return await generate(state)
-            finally:
-                ended.append(name)
-
-        await asyncio.gather(branch("first"), branch("second"), return_exceptions=True)
-        return await generate(state)
-
-    return solve
-
-
-@solver
-def stubborn(until: asyncio.Event) -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
+@make_solver
+async def both_at_once(state: TaskState, generate: Generate, ended: list[str]) -> TaskState:
+    async def branch(name: str) -> TaskState:
         try:
             return await generate(state)
         finally:
-            with anyio.CancelScope(shield=True):
-                await until.wait()
+            ended.append(name)
 
-    return solve
+    await asyncio.gather(branch("first"), branch("second"), return_exceptions=True)
+    return await generate(state)
+
+
+@make_solver
+async def stubborn(state: TaskState, generate: Generate, until: asyncio.Event) -> TaskState:
+    try:
+        return await generate(state)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await until.wait()
 
 
 async def test_an_episode_ends_at_its_first_call() -> None:

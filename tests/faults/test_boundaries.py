@@ -18,10 +18,11 @@ from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.log import EvalError
 from inspect_ai.model import ModelAPI, ModelOutput, get_model, modelapi
-from inspect_ai.scorer import Score, Scorer, Target, accuracy, includes, scorer
-from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
+from inspect_ai.scorer import Score, Target, accuracy, includes
+from inspect_ai.solver import Generate, TaskState, generate
 from inspect_ai.util import SandboxEnvironment, sandbox, sandboxenv
 from inspect_ai.util._sandbox.local import LocalSandboxEnvironment  # private: the provider itself
+from tests.functions import make_scorer, make_solver
 from tests.rl.policies import Words, renderer
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
@@ -115,23 +116,17 @@ async def _write() -> None:
     await sandbox().write_file("tests.py", "x")
 
 
-@scorer(metrics=[accuracy()])
-def does(act: Callable[[], Any]) -> Scorer:
-    async def score(state: TaskState, target: Target) -> Score:
-        await act()
-        return Score(value=1)
-
-    return score
+@make_scorer(accuracy())
+async def does(state: TaskState, target: Target, act: Callable[[], Any]) -> Score:
+    await act()
+    return Score(value=1)
 
 
-@solver
-def acts(act: Callable[[], Any]) -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        state = await generate(state)
-        await act()
-        return state
-
-    return solve
+@make_solver
+async def acts(state: TaskState, generate: Generate, act: Callable[[], Any]) -> TaskState:
+    state = await generate(state)
+    await act()
+    return state
 
 
 def boxed(act: Callable[[], Any], provider: str = "local", *, in_solver: bool = False) -> Task:

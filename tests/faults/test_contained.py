@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
-from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
-from inspect_ai.solver import Generate, Solver, TaskState, chain, generate, solver, use_tools
-from inspect_ai.tool import Tool, tool
+from inspect_ai.scorer import Score, Scorer, Target, mean
+from inspect_ai.solver import Generate, Solver, TaskState, chain, generate, use_tools
+from tests.functions import make_scorer, make_solver, make_tool
 from tests.rl.policies import Words, renderer, tool_call
 from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.rl.rollouts import do_group_rollout
@@ -55,24 +55,18 @@ DEEDS = [_cancels_itself, _exits, _says_it_is_closed, _raises_no_exception, _rai
 deeds = pytest.mark.parametrize("deed", DEEDS, ids=lambda deed: deed.__name__)
 
 
-@scorer(metrics=[mean()])
-def does(deed: Deed | None = None) -> Scorer:
-    async def score(state: TaskState, target: Target) -> Score:
-        if deed is not None:
-            await deed()
-        return Score(value=1.0)
-
-    return score
-
-
-@solver
-def replies_and(deed: Deed) -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        state = await generate(state)
+@make_scorer(mean())
+async def does(state: TaskState, target: Target, deed: Deed | None = None) -> Score:
+    if deed is not None:
         await deed()
-        return state
+    return Score(value=1.0)
 
-    return solve
+
+@make_solver
+async def replies_and(state: TaskState, generate: Generate, deed: Deed) -> TaskState:
+    state = await generate(state)
+    await deed()
+    return state
 
 
 def _task(scored: Scorer, solved: Solver | None = None) -> Task:
@@ -106,14 +100,11 @@ async def test_a_solver(deed: Deed) -> None:
 
 @pytest.mark.parametrize("deed", DEEDS[1:], ids=lambda deed: deed.__name__)
 async def test_a_tool(deed: Deed) -> None:
-    @tool
-    def doing() -> Tool:
-        async def execute() -> str:
-            """Do it."""
-            await deed()
-            return "done"
-
-        return execute
+    @make_tool
+    async def doing() -> str:
+        """Do it."""
+        await deed()
+        return "done"
 
     task = _task(does(), chain(use_tools(doing()), generate()))
     [builder] = as_rl_dataset(task, renderer()).get_batch(0)

@@ -28,7 +28,6 @@ from inspect_ai.scorer import (
     includes,
     mean,
     model_graded_qa,
-    scorer,
 )
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
 from inspect_ai.tool import ToolChoice, ToolInfo
@@ -40,6 +39,7 @@ from inspect_ai.util import (
 )
 from tests.episode import sandbox_folder
 from tests.episode.sandbox_folder import Counted
+from tests.functions import make_scorer, make_solver
 from tests.rl.policies import Words, renderer, tool_call
 from tests.rl.tasks import add
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
@@ -297,28 +297,23 @@ async def talk_to(command: list[str]) -> None:
 Waiting = Callable[[list[str]], Awaitable[None]]
 
 
-@solver
-def cleans_up_with(wait: Waiting, command: list[str]) -> Solver:
+@make_solver
+async def cleans_up_with(
+    state: TaskState, generate: Generate, wait: Waiting, command: list[str]
+) -> TaskState:
     """Waits in a shield for a command that does not end."""
-
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        try:
-            return await generate(state)
-        finally:
-            with anyio.CancelScope(shield=True):
-                await wait(command)
-
-    return solve
-
-
-@scorer(metrics=[mean()])
-def looks_with(wait: Waiting, command: list[str]) -> Scorer:
-    async def score(state: TaskState, target: Target) -> Score:
+    try:
+        return await generate(state)
+    finally:
         with anyio.CancelScope(shield=True):
             await wait(command)
-        return Score(value=1)
 
-    return score
+
+@make_scorer(mean())
+async def looks_with(state: TaskState, target: Target, wait: Waiting, command: list[str]) -> Score:
+    with anyio.CancelScope(shield=True):
+        await wait(command)
+    return Score(value=1)
 
 
 class Owner:

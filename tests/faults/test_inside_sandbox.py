@@ -13,13 +13,14 @@ import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelOutput, get_model
-from inspect_ai.scorer import Score, Scorer, Target, accuracy, scorer
-from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
+from inspect_ai.scorer import Score, Target, accuracy
+from inspect_ai.solver import Generate, TaskState, generate
 from inspect_ai.util import (
     SandboxEnvironment,
     sandbox,
     subprocess,
 )
+from tests.functions import make_scorer, make_solver
 from tests.rl.policies import Words, renderer
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
@@ -145,32 +146,23 @@ ACTIONS = [
 ]
 
 
-@scorer(metrics=[accuracy()])
-def looks(action: Action) -> Scorer:
-    async def score(state: TaskState, target: Target) -> Score:
-        await action(sandbox())
-        return Score(value=1)
-
-    return score
+@make_scorer(accuracy())
+async def looks(state: TaskState, target: Target, action: Action) -> Score:
+    await action(sandbox())
+    return Score(value=1)
 
 
-@solver
-def prepares(action: Action) -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        await action(sandbox())
-        return await generate(state)
-
-    return solve
+@make_solver
+async def prepares(state: TaskState, generate: Generate, action: Action) -> TaskState:
+    await action(sandbox())
+    return await generate(state)
 
 
-@solver
-def acts(action: Action) -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        await generate(state)
-        await action(sandbox())
-        return state
-
-    return solve
+@make_solver
+async def acts(state: TaskState, generate: Generate, action: Action) -> TaskState:
+    await generate(state)
+    await action(sandbox())
+    return state
 
 
 def task(action: Action, place: str) -> Task:
@@ -520,12 +512,9 @@ async def test_before_the_first_reply_it_is_the_tasks_fault(action: Action, plac
 
 
 async def test_a_scorer_that_fails_without_a_reply_is_at_fault_itself() -> None:
-    @solver
-    def says_nothing() -> Solver:
-        async def solve(state: TaskState, generate: Generate) -> TaskState:
-            return state
-
-        return solve
+    @make_solver
+    async def says_nothing(state: TaskState, generate: Generate) -> TaskState:
+        return state
 
     asked = Task(
         dataset=[Sample(id=1, input="x", target="x")],

@@ -17,23 +17,20 @@ from inspect_ai.dataset import Sample
 from inspect_ai.model import ChatMessageUser, get_model
 from inspect_ai.scorer import (
     Score,
-    Scorer,
     Target,
     accuracy,
     includes,
     mean,
     model_graded_qa,
-    scorer,
 )
 from inspect_ai.solver import (
     Generate,
-    Solver,
     TaskState,
     generate,
-    solver,
     use_tools,
 )
-from inspect_ai.tool import Tool, bash, tool
+from inspect_ai.tool import bash
+from tests.functions import make_scorer, make_solver, make_tool
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollout_runner import run_rollout
@@ -102,28 +99,22 @@ def ask(**sample: Any) -> list[Sample]:
     return [Sample(input="The word?", target="yes", **sample)]
 
 
-@scorer(metrics=[mean()])
-def gives(value: Any) -> Scorer:
-    async def score(state: TaskState, target: Target) -> Score:
-        if isinstance(value, Exception):
-            raise value
-        return Score(value=value)
-
-    return score
+@make_scorer(mean())
+async def gives(state: TaskState, target: Target, value: Any) -> Score:
+    if isinstance(value, Exception):
+        raise value
+    return Score(value=value)
 
 
-@tool
-def oracle() -> Tool:
-    async def execute(question: str, times: int = 1) -> str:
-        """Ask the oracle of Delphi.
+@make_tool
+async def oracle(question: str, times: int = 1) -> str:
+    """Ask the oracle of Delphi.
 
-        Args:
-            question: What to ask.
-            times: How often.
-        """
-        return f"{question} {times}: yes"
-
-    return execute
+    Args:
+        question: What to ask.
+        times: How often.
+    """
+    return f"{question} {times}: yes"
 
 
 async def test_a_scorer_that_raises_is_no_zero() -> None:
@@ -134,12 +125,9 @@ async def test_a_scorer_that_raises_is_no_zero() -> None:
 
 
 async def test_a_cancellation_of_a_scorers_own_making_is_the_scorers_failure() -> None:
-    @scorer(metrics=[mean()])
-    def cancels_itself() -> Scorer:
-        async def score(state: TaskState, target: Target) -> Score:
-            raise asyncio.CancelledError
-
-        return score
+    @make_scorer(mean())
+    async def cancels_itself(state: TaskState, target: Target) -> Score:
+        raise asyncio.CancelledError
 
     with pytest.raises(EpisodeError, match="cancelled, but not by the episode") as caught:
         await roll(Task(dataset=ask(), scorer=cancels_itself()), ["yes"])
@@ -153,15 +141,12 @@ async def test_a_judge_without_a_model_is_no_zero_and_says_which_role_to_set() -
 
 
 async def test_a_judge_that_is_refused_is_no_zero_where_nobody_tells() -> None:
-    @scorer(metrics=[mean()])
-    def falls_back() -> Scorer:
-        async def score(state: TaskState, target: Target) -> Score:
-            try:
-                return Score(value=(await get_model().generate("Good?")).completion)
-            except Exception:
-                return Score(value=0)
-
-        return score
+    @make_scorer(mean())
+    async def falls_back(state: TaskState, target: Target) -> Score:
+        try:
+            return Score(value=(await get_model().generate("Good?")).completion)
+        except Exception:
+            return Score(value=0)
 
     with pytest.raises(EpisodeError, match="falls_back") as caught:
         await roll(Task(dataset=ask(), scorer=falls_back()), ["yes"])
@@ -177,13 +162,10 @@ async def test_little_credit_stays_little(tmp_path: Path) -> None:
 async def test_a_cut_reply_is_not_scored_as_a_whole_one() -> None:
     seen: list[str | None] = []
 
-    @scorer(metrics=[accuracy()])
-    def reads_stop_reason() -> Scorer:
-        async def score(state: TaskState, target: Target) -> Score:
-            seen.append(state.output.stop_reason)
-            return Score(value=0 if state.output.stop_reason == "max_tokens" else 1)
-
-        return score
+    @make_scorer(accuracy())
+    async def reads_stop_reason(state: TaskState, target: Target) -> Score:
+        seen.append(state.output.stop_reason)
+        return Score(value=0 if state.output.stop_reason == "max_tokens" else 1)
 
     task = Task(dataset=ask(), scorer=reads_stop_reason())
     cut = await roll(task, [say("yes", stop_reason="max_tokens")])
@@ -207,14 +189,11 @@ async def test_a_reply_without_its_end_is_a_cut_one_though_the_parser_returns_an
 
 
 async def test_a_reply_stands_between_two_questions() -> None:
-    @solver
-    def twice() -> Solver:
-        async def solve(state: TaskState, generate: Generate) -> TaskState:
-            state = await generate(state)
-            state.messages.append(ChatMessageUser(content="Sure?"))
-            return await generate(state)
-
-        return solve
+    @make_solver
+    async def twice(state: TaskState, generate: Generate) -> TaskState:
+        state = await generate(state)
+        state.messages.append(ChatMessageUser(content="Sure?"))
+        return await generate(state)
 
     rollout = await roll(Task(dataset=ask(), solver=twice(), scorer=includes()), ["hm", "yes"])
     roles = [line.split("\n")[0] for line in rollout.prompts[1].split("<|im_start|>")[1:]]
@@ -231,13 +210,10 @@ async def test_any_tool_is_described_in_the_prompt_and_can_be_called() -> None:
 
 
 async def test_a_tool_that_times_out_is_told_to_the_model() -> None:
-    @tool
-    def slow() -> Tool:
-        async def execute() -> str:
-            """Be slow."""
-            raise TimeoutError("too slow")
-
-        return execute
+    @make_tool
+    async def slow() -> str:
+        """Be slow."""
+        raise TimeoutError("too slow")
 
     task = Task(dataset=ask(), solver=[use_tools(slow()), generate()], scorer=includes())
     rollout = await roll(task, [say("", call("slow")), "yes"])
@@ -246,15 +222,12 @@ async def test_a_tool_that_times_out_is_told_to_the_model() -> None:
 
 
 async def test_tool_arguments_reach_prompts_as_json() -> None:
-    @solver
-    def rewrites() -> Solver:
-        async def solve(state: TaskState, generate: Generate) -> TaskState:
-            state = await generate(state, tool_calls="single")
-            # another opening, so that the call is rendered again
-            state.messages.insert(0, ChatMessageUser(content="Listen."))
-            return await generate(state)
-
-        return solve
+    @make_solver
+    async def rewrites(state: TaskState, generate: Generate) -> TaskState:
+        state = await generate(state, tool_calls="single")
+        # another opening, so that the call is rendered again
+        state.messages.insert(0, ChatMessageUser(content="Listen."))
+        return await generate(state)
 
     task = Task(dataset=ask(), solver=[use_tools(oracle()), rewrites()], scorer=includes())
     [builder] = as_rl_dataset(task, load_renderer()).get_batch(0)

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
-from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.solver import Generate, TaskState
 from inspect_ai.util import SandboxEnvironmentSpec, sandbox
+from tests.functions import make_solver
 from tests.parity.cases import ParityCase, load_corpus
 from tests.parity.logged import logged
 from tests.waiting import until
@@ -34,14 +35,11 @@ _LOOK = (
 )
 
 
-@solver
-def looks_around(command: str = _LOOK) -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        state.store.set("seen", (await sandbox().exec(["sh", "-c", command])).stdout)
-        await sandbox().exec(["sh", "-c", "echo touched >> /root/made"])
-        return state
-
-    return solve
+@make_solver
+async def looks_around(state: TaskState, generate: Generate, command: str = _LOOK) -> TaskState:
+    state.store.set("seen", (await sandbox().exec(["sh", "-c", command])).stdout)
+    await sandbox().exec(["sh", "-c", "echo touched >> /root/made"])
+    return state
 
 
 def task_of(

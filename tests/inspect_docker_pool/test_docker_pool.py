@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from inspect_ai import Task, eval_async
 from inspect_ai.dataset import Sample
-from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.solver import Generate, TaskState
 from inspect_ai.tool import bash_session, text_editor
 from inspect_ai.util import SandboxEnvironmentSpec, sandbox
+from tests.functions import make_solver
 from tests.waiting import until
 
 from inspect_docker_pool import process_metrics, record_sandbox_metrics
@@ -189,22 +190,19 @@ async def test_the_connection_can_be_used(open_sandbox: Any) -> None:
         await taken.connection()
 
 
-@solver
-def _uses_tools() -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        seen: dict[str, Any] = {}
-        seen["file"] = await sandbox().read_file("given.txt")
-        seen["setup"] = await sandbox().read_file("/tmp/setup")
-        edit, session = text_editor(), bash_session()
-        await edit(command="create", path="/tmp/made", file_text="by the editor\n")
-        seen["editor"] = (await sandbox().exec(["cat", "/tmp/made"])).stdout
-        seen["session"] = str(await session(action="type_submit", input="echo se''ssion"))
-        remote = await sandbox().exec_remote(["echo", "remote"], stream=False)
-        seen["remote"] = remote.stdout
-        state.store.set("seen", seen)
-        return state
-
-    return solve
+@make_solver
+async def _uses_tools(state: TaskState, generate: Generate) -> TaskState:
+    seen: dict[str, Any] = {}
+    seen["file"] = await sandbox().read_file("given.txt")
+    seen["setup"] = await sandbox().read_file("/tmp/setup")
+    edit, session = text_editor(), bash_session()
+    await edit(command="create", path="/tmp/made", file_text="by the editor\n")
+    seen["editor"] = (await sandbox().exec(["cat", "/tmp/made"])).stdout
+    seen["session"] = str(await session(action="type_submit", input="echo se''ssion"))
+    remote = await sandbox().exec_remote(["echo", "remote"], stream=False)
+    seen["remote"] = remote.stdout
+    state.store.set("seen", seen)
+    return state
 
 
 @pytest.mark.slow

@@ -12,9 +12,10 @@ import pytest
 import yaml
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
-from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
-from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.scorer import Score, Target, mean
+from inspect_ai.solver import Generate, TaskState
 from inspect_ai.util import SandboxEnvironment, sandbox
+from tests.functions import make_scorer, make_solver
 
 from inspect_docker_pool import prewarm, process_metrics, record_sandbox_metrics
 from inspect_docker_pool.command import Command
@@ -294,24 +295,18 @@ async def test_a_dropped_or_named_project_is_removed_as_a_whole(
     await nothing_left(manager.owner.id, left_behind)
 
 
-@solver
-def asks() -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        state.store.set("web", await ask(sandbox(), "web"))
-        state.store.set("made", (await sandbox("web").exec(["cat", "/made"])).stdout)
-        await sandbox().write_file("answer.txt", "42")
-        return state
-
-    return solve
+@make_solver
+async def asks(state: TaskState, generate: Generate) -> TaskState:
+    state.store.set("web", await ask(sandbox(), "web"))
+    state.store.set("made", (await sandbox("web").exec(["cat", "/made"])).stdout)
+    await sandbox().write_file("answer.txt", "42")
+    return state
 
 
-@scorer(metrics=[mean()])
-def answers() -> Scorer:
-    async def score(state: TaskState, target: Target) -> Score:
-        given = await sandbox().read_file("answer.txt")
-        return Score(value=float(given == "42" and await ask(sandbox(), "web") == "w"))
-
-    return score
+@make_scorer(mean())
+async def answers(state: TaskState, target: Target) -> Score:
+    given = await sandbox().read_file("answer.txt")
+    return Score(value=float(given == "42" and await ask(sandbox(), "web") == "w"))
 
 
 @pytest.mark.parametrize("score_sandbox", ["same", "fresh"])

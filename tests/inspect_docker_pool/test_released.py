@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
-from inspect_ai.scorer import Score, Scorer, Target, accuracy, includes, scorer
+from inspect_ai.scorer import Score, Scorer, Target, accuracy, includes
 from inspect_ai.solver import TaskState, generate
 from inspect_ai.util import sandbox
+from tests.functions import make_scorer
 from tests.rl.policies import Words, renderer
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
@@ -117,14 +118,11 @@ async def test_episodes_cancelled_in_parallel_leave_nothing(stack: Stack, after:
     assert sandbox_places("docker").alive == 0
 
 
-@scorer(metrics=[accuracy()])
-def without_client(patch: pytest.MonkeyPatch) -> Scorer:
-    async def score(state: TaskState, target: Target) -> Score:
-        with patch.context() as here:
-            here.setenv("PATH", "/nowhere")
-            return Score(value=(await sandbox().exec(["true"])).returncode)
-
-    return score
+@make_scorer(accuracy())
+async def without_client(state: TaskState, target: Target, patch: pytest.MonkeyPatch) -> Score:
+    with patch.context() as here:
+        here.setenv("PATH", "/nowhere")
+        return Score(value=(await sandbox().exec(["true"])).returncode)
 
 
 async def test_a_client_of_the_engine_that_is_gone_is_no_fault_of_what_is_inside(

@@ -8,8 +8,9 @@ from inspect_ai import Task, eval_async
 from inspect_ai.dataset import Sample
 from inspect_ai.log import EvalSample, list_eval_logs, read_eval_log, read_eval_log_sample_summaries
 from inspect_ai.model import ChatMessageAssistant, Model, ModelOutput, ModelUsage, get_model
-from inspect_ai.scorer import Score, Scorer, Target, match, mean, scorer
+from inspect_ai.scorer import Score, Target, match, mean
 from inspect_ai.solver import TaskState, generate
+from tests.functions import make_scorer
 from tests.logs.rollouts import (
     apart,
     by_word,
@@ -35,13 +36,10 @@ from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.testing import scripted_model
 
 
-@scorer(metrics=[mean()])
-def asks_a_judge(judge: Model, note: str) -> Scorer:
-    async def score(state: TaskState, target: Target) -> Score:
-        await judge.generate(note)
-        return Score(value=1.0)
-
-    return score
+@make_scorer(mean())
+async def asks_a_judge(state: TaskState, target: Target, judge: Model, note: str) -> Score:
+    await judge.generate(note)
+    return Score(value=1.0)
 
 
 async def test_events_of_scores_say_what_those_of_an_eval_say(tmp_path: Path) -> None:
@@ -276,12 +274,9 @@ async def test_no_log_is_written_unless_asked_for(tmp_path: Path) -> None:
 
 
 async def test_what_is_no_score_leaves_a_log_that_can_be_read(tmp_path: Path) -> None:
-    @scorer(metrics=[mean()])
-    def forgets() -> Scorer:
-        async def score(state: TaskState, target: Target) -> Score:
-            return Score(value=1) if state.output.completion == "3" else 1  # type: ignore[return-value]
-
-        return score
+    @make_scorer(mean())
+    async def forgets(state: TaskState, target: Target) -> Score:
+        return Score(value=1) if state.output.completion == "3" else 1  # type: ignore[return-value]
 
     task = Task(dataset=sums(1), solver=generate(), scorer=forgets(), name="forgets")
     for builder in dataset(task, tmp_path, group_size=2).get_batch(0):

@@ -13,8 +13,9 @@ import pytest
 from inspect_ai import Task
 from inspect_ai import eval as inspect_eval
 from inspect_ai.log import EvalLog
-from inspect_ai.scorer import Score, Scorer, Target, accuracy, scorer
+from inspect_ai.scorer import Score, Target, accuracy
 from inspect_ai.solver import TaskState, generate
+from tests.functions import make_scorer
 from tests.logs.rollouts import (
     apart,
     by_word,
@@ -125,20 +126,16 @@ judge_is_there = False
 asked: list[str] = []
 
 
-@scorer(metrics=[accuracy()])
-def needs_judge() -> Scorer:
+@make_scorer(accuracy())
+async def needs_judge(state: TaskState, target: Target) -> Score | None:
     """Fails for ``hard``, and gives no number for ``vague``, until the judge is there."""
-
-    async def score(state: TaskState, target: Target) -> Score | None:
-        said = state.output.completion
-        asked.append(said)
-        if "hard" in said and not judge_is_there:
-            raise ConnectionError("the judge does not answer")
-        if "vague" in said and not judge_is_there:
-            return Score.unscored()
-        return Score(value=0.5)
-
-    return score
+    said = state.output.completion
+    asked.append(said)
+    if "hard" in said and not judge_is_there:
+        raise ConnectionError("the judge does not answer")
+    if "vague" in said and not judge_is_there:
+        return Score.unscored()
+    return Score(value=0.5)
 
 
 @pytest.fixture(autouse=True)

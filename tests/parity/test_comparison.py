@@ -13,7 +13,8 @@ from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelAPI, get_model
 from inspect_ai.scorer import includes
-from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
+from inspect_ai.solver import Generate, TaskState, generate, use_tools
+from tests.functions import make_solver
 from tests.parity.cases import Expect, load_corpus
 from tests.rl.tasks import look
 
@@ -135,14 +136,11 @@ class Counter:
     def task(self) -> Task:
         counter = self
 
-        @solver
-        def counts() -> Solver:
-            async def solve(state: TaskState, generate: Generate) -> TaskState:
-                counter.runs += 1
-                state.user_prompt.text += f" ({counter.runs})"
-                return await generate(state)
-
-            return solve
+        @make_solver
+        async def counts(state: TaskState, generate: Generate) -> TaskState:
+            counter.runs += 1
+            state.user_prompt.text += f" ({counter.runs})"
+            return await generate(state)
 
         return Task(dataset=[Sample(input="?", target="x")], solver=counts(), scorer=includes())
 

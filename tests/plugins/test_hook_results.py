@@ -13,7 +13,7 @@ from inspect_ai.agent import react
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import includes
 from inspect_ai.solver import generate, use_tools
-from inspect_ai.tool import Tool, tool
+from tests.functions import make_tool
 from tests.packages import install
 from tests.rewards.rollouts import rewards_of
 from tests.tools.runs import add
@@ -141,17 +141,14 @@ async def test_results_of_a_tool_pass(plugin: Callable[..., None], given: str) -
 
 
 async def test_what_the_tool_itself_gave_passes_through_an_executor() -> None:
-    @tool
-    def odd() -> Tool:
-        async def execute(x: int) -> Any:
-            """Give something odd.
+    @make_tool
+    async def odd(x: int) -> Any:
+        """Give something odd.
 
-            Args:
-                x: Anything.
-            """
-            return {"x": x}
-
-        return execute
+        Args:
+            x: Anything.
+        """
+        return {"x": x}
 
     async def passes(invocation: ToolInvocation) -> Any:
         return await invocation.run()

@@ -12,8 +12,9 @@ import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import includes
-from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
+from inspect_ai.solver import Generate, TaskState, generate, use_tools
 from inspect_ai.util import sandbox
+from tests.functions import make_solver
 from tests.rl.policies import Words, renderer, tool_call
 from tests.tools.runs import add, ran
 from tinker_cookbook.rl.rollouts import do_group_rollout
@@ -90,13 +91,10 @@ def test_inspect_rl_samples() -> None:
     assert (builder.sample.id, builder.sample.input) == (2, "X")
 
 
-@solver
-def where() -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        state.metadata["says"] = (await sandbox().exec(["echo", "here"])).stdout
-        return await generate(state)
-
-    return solve
+@make_solver
+async def where(state: TaskState, generate: Generate) -> TaskState:
+    state.metadata["says"] = (await sandbox().exec(["echo", "here"])).stdout
+    return await generate(state)
 
 
 async def test_inspect_rl_sandbox_providers() -> None:

@@ -8,26 +8,21 @@ import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import Metric, Score, Scorer, Target, mean, scorer
-from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
+from inspect_ai.solver import Generate, Solver, TaskState, generate
+from tests.functions import make_scorer, make_solver
 from tests.rewards.rollouts import rewards_of
 
 from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError
 
 
-@scorer(metrics=[mean()])
-def none() -> Scorer:
-    async def score(state: TaskState, target: Target) -> Score | None:
-        return None
-
-    return score
+@make_scorer(mean())
+async def none(state: TaskState, target: Target) -> Score | None:
+    return None
 
 
-@scorer(metrics=[mean()])
-def one() -> Scorer:
-    async def score(state: TaskState, target: Target) -> Score | None:
-        return Score(value=1.0)
-
-    return score
+@make_scorer(mean())
+async def one(state: TaskState, target: Target) -> Score | None:
+    return Score(value=1.0)
 
 
 KEYS: dict[str, list[Metric]] = {"kind": [mean()], "clear": [mean()]}
@@ -41,13 +36,10 @@ def judged(value: dict[str, Any]) -> Scorer:
     return score
 
 
-@solver
-def scores_itself(name: str, value: Any) -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        state.scores = {name: value}
-        return state
-
-    return solve
+@make_solver
+async def scores_itself(state: TaskState, generate: Generate, name: str, value: Any) -> TaskState:
+    state.scores = {name: value}
+    return state
 
 
 def asking(*scorers: Scorer, own: Solver | None = None) -> Task:
@@ -89,12 +81,9 @@ async def test_a_key_that_the_metrics_name_must_be_there(reward: str) -> None:
 
 @pytest.mark.parametrize("given", [0.5, "C", [1.0]], ids=repr)
 async def test_a_scorer_that_returns_no_score_object_fails(given: Any) -> None:
-    @scorer(metrics=[mean()])
-    def wrong() -> Scorer:
-        async def score(state: TaskState, target: Target) -> Score | None:
-            return cast(Score, given)
-
-        return score
+    @make_scorer(mean())
+    async def wrong(state: TaskState, target: Target) -> Score | None:
+        return cast(Score, given)
 
     with pytest.raises(EpisodeError) as caught:
         await rewards_of(asking(wrong(), one()), ["!"])

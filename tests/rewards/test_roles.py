@@ -10,7 +10,8 @@ from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.model import get_model, model_roles
 from inspect_ai.scorer import includes
-from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.solver import Generate, Solver, TaskState
+from tests.functions import make_solver
 from tests.rewards.rollouts import rewards_of
 
 from inspect_tinker_plugin import as_rl_dataset
@@ -18,23 +19,17 @@ from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.testing import load_renderer, scripted_model
 
 
-@solver
-def asks_a_user(**arguments: Any) -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        for _ in range(2):
-            await get_model(role="user", **arguments).generate("What do you want?")
-        return await generate(state)
-
-    return solve
+@make_solver
+async def asks_a_user(state: TaskState, generate: Generate, /, **arguments: Any) -> TaskState:
+    for _ in range(2):
+        await get_model(role="user", **arguments).generate("What do you want?")
+    return await generate(state)
 
 
-@solver
-def looks_for_a_user() -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        assert model_roles().get("user") is None
-        return await generate(state)
-
-    return solve
+@make_solver
+async def looks_for_a_user(state: TaskState, generate: Generate) -> TaskState:
+    assert model_roles().get("user") is None
+    return await generate(state)
 
 
 def task(*steps: Solver) -> Task:

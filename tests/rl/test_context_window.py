@@ -12,8 +12,8 @@ from inspect_ai.agent import react
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ChatMessage, ModelOutput, ModelUsage, get_model
 from inspect_ai.scorer import includes
-from inspect_ai.solver import Generate, Solver, TaskState, basic_agent, generate, solver, use_tools
-from inspect_ai.tool import Tool, tool
+from inspect_ai.solver import Generate, TaskState, basic_agent, generate, use_tools
+from tests.functions import make_solver, make_tool
 from tests.rl.policies import END, Words, encode, renderer, tool_call
 from tinker_cookbook.completers import StopCondition, TokensWithLogprobs
 from tinker_cookbook.rl.data_processing import trajectory_to_data
@@ -29,29 +29,22 @@ from inspect_tinker_plugin.rl.env import InspectEnv
 WINDOW = 2_000
 
 
-@tool
-def read() -> Tool:
-    async def execute(words: int) -> str:
-        """Read.
+@make_tool
+async def read(words: int) -> str:
+    """Read.
 
-        Args:
-            words: How many.
-        """
-        return "plum " * words
-
-    return execute
+    Args:
+        words: How many.
+    """
+    return "plum " * words
 
 
-@solver
-def stubborn() -> Solver:
+@make_solver
+async def stubborn(state: TaskState, generate: Generate) -> TaskState:
     """Asks on, whatever the model says."""
-
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        for _ in range(4):
-            state = await generate(state, tool_calls="single")
-        return state
-
-    return solve
+    for _ in range(4):
+        state = await generate(state, tool_calls="single")
+    return state
 
 
 class Sampler(Words):
@@ -179,13 +172,10 @@ async def test_a_first_prompt_over_the_window_is_scored_without_a_turn() -> None
     assert group.get_total_rewards() == [0.0]
 
 
-@solver
-def long_first() -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        state.user_prompt.text = "plum " * 3_000
-        return await generate(state)
-
-    return solve
+@make_solver
+async def long_first(state: TaskState, generate: Generate) -> TaskState:
+    state.user_prompt.text = "plum " * 3_000
+    return await generate(state)
 
 
 async def test_replies_stay_within_the_window() -> None:

@@ -18,15 +18,14 @@ from inspect_ai.dataset import Sample
 from inspect_ai.scorer import Score, match, model_graded_qa
 from inspect_ai.solver import (
     Generate,
-    Solver,
     TaskState,
     basic_agent,
     generate,
     multiple_choice,
     self_critique,
-    solver,
 )
 from inspect_ai.tool import bash, mcp_server_stdio, python, text_editor, think
+from tests.functions import make_solver
 from tests.rl.policies import END, TOKENIZER, Words, encode, renderer, tool_call
 from tests.rl.tasks import adding, arithmetic, crashing, sums
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
@@ -106,14 +105,11 @@ def test_a_task_without_scorer_is_refused() -> None:
 
 
 async def test_a_task_without_scorer_is_paid_by_what_its_solver_scores() -> None:
-    @solver
-    def scores_itself() -> Solver:
-        async def solve(state: TaskState, generate: Generate) -> TaskState:
-            state = await generate(state)
-            state.scores = {"mine": Score(value=0.5)}
-            return state
-
-        return solve
+    @make_solver
+    async def scores_itself(state: TaskState, generate: Generate) -> TaskState:
+        state = await generate(state)
+        state.scores = {"mine": Score(value=0.5)}
+        return state
 
     def double(result: EpisodeResult) -> float:
         return 2 * result.scores["mine"].score.as_float()

@@ -13,8 +13,9 @@ import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelOutput, get_model
-from inspect_ai.scorer import Score, Scorer, Target, includes, match, mean, scorer
-from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
+from inspect_ai.scorer import Score, Target, includes, match, mean
+from inspect_ai.solver import Generate, TaskState, generate
+from tests.functions import make_scorer, make_solver
 from tests.rl.policies import END, Words, encode, renderer
 from tests.rl.tasks import arithmetic, sums
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
@@ -199,30 +200,23 @@ async def test_a_cleanup_that_asks_the_policy_does_not_hang_a_stop() -> None:
     await episode.close()
 
 
-@scorer(metrics=[mean()])
-def hanging() -> Scorer:
-    async def score(state: TaskState, target: Target) -> Score:
-        await asyncio.sleep(3600)
-        return Score(value=1)
-
-    return score
+@make_scorer(mean())
+async def hanging(state: TaskState, target: Target) -> Score:
+    await asyncio.sleep(3600)
+    return Score(value=1)
 
 
-@solver
-def stubborn() -> Solver:
+@make_solver
+async def stubborn(state: TaskState, generate: Generate) -> TaskState:
     """Resists cancellation for a while."""
-
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        await generate(state)
-        until = time.monotonic() + 5.0
-        while time.monotonic() < until:
-            try:
-                await asyncio.sleep(0.05)
-            except asyncio.CancelledError:
-                continue
-        return state
-
-    return solve
+    await generate(state)
+    until = time.monotonic() + 5.0
+    while time.monotonic() < until:
+        try:
+            await asyncio.sleep(0.05)
+        except asyncio.CancelledError:
+            continue
+    return state
 
 
 @pytest.mark.parametrize(

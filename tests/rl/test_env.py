@@ -10,10 +10,10 @@ import anyio
 import pytest
 from inspect_ai import Task
 from inspect_ai.model import ModelRole, get_model
-from inspect_ai.scorer import Score, Scorer, Target, match, mean, model_graded_qa, scorer
-from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
-from inspect_ai.tool import Tool, tool
+from inspect_ai.scorer import Score, Scorer, Target, match, mean, model_graded_qa
+from inspect_ai.solver import Generate, Solver, TaskState, generate, use_tools
 from inspect_ai.util import collect
+from tests.functions import make_scorer, make_solver, make_tool
 from tests.rl.policies import Words, encode, renderer, tool_call
 from tests.rl.tasks import (
     adding,
@@ -106,17 +106,14 @@ async def test_max_turns_ends_the_episode_scored() -> None:
     assert "score/includes" in final(trajectory)
 
 
-@solver
-def asks_at_once(calls: int) -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        async def ask(number: int) -> None:
-            output = await get_model().generate(f"number {number}")
-            state.store.set(str(number), output.completion)
+@make_solver
+async def asks_at_once(state: TaskState, generate: Generate, calls: int) -> TaskState:
+    async def ask(number: int) -> None:
+        output = await get_model().generate(f"number {number}")
+        state.store.set(str(number), output.completion)
 
-        await collect(*map(ask, range(calls)))
-        return state
-
-    return solve
+    await collect(*map(ask, range(calls)))
+    return state
 
 
 async def test_of_calls_at_once_those_within_max_turns_are_answered() -> None:
@@ -145,16 +142,12 @@ class SlowAtFirst(Words):
         return await super().__call__(*args, **kwargs)
 
 
-@solver
-def impatient() -> Solver:
+@make_solver
+async def impatient(state: TaskState, generate: Generate) -> TaskState:
     """Asks again after two seconds, as a program does whose client has a time-out."""
-
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        with anyio.move_on_after(2.0):
-            return await generate(state)
+    with anyio.move_on_after(2.0):
         return await generate(state)
-
-    return solve
+    return await generate(state)
 
 
 async def trained_texts(task: Task, policy: Words, **options: Any) -> list[str]:
@@ -177,21 +170,15 @@ async def test_a_reply_that_nobody_waited_for_is_not_trained_on() -> None:
     assert await trained_texts(arithmetic(1), late, time_limit=1) == []
 
 
-@tool
-def undescribed() -> Tool:
-    async def execute(x: int) -> int:
-        return x
-
-    return execute
+@make_tool
+async def undescribed(x: int) -> int:
+    return x
 
 
-@solver
-def asks_with_a_tool_that_nobody_described() -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        state.output = await get_model().generate(state.messages, tools=[undescribed()])
-        return state
-
-    return solve
+@make_solver
+async def asks_with_a_tool_that_nobody_described(state: TaskState, generate: Generate) -> TaskState:
+    state.output = await get_model().generate(state.messages, tools=[undescribed()])
+    return state
 
 
 JUDGE = r"model_roles=\{'grader'"
@@ -246,12 +233,9 @@ class Mute(Exception):
 async def test_an_error_that_cannot_be_shown_is_an_episodes_error_like_any_other(
     error: Exception, shown: str, logged: bool, tmp_path: Path
 ) -> None:
-    @scorer(metrics=[mean()])
-    def raising() -> Scorer:
-        async def score(state: TaskState, target: Target) -> Score:
-            raise error
-
-        return score
+    @make_scorer(mean())
+    async def raising(state: TaskState, target: Target) -> Score:
+        raise error
 
     options: dict[str, Any] = {"log_dir": tmp_path} if logged else {}
     with pytest.raises(EpisodeError, match=shown) as raised:
@@ -354,13 +338,10 @@ async def test_a_solver_counts_tokens_as_the_policys_tokenizer_does() -> None:
     counted: list[int] = []
     text = "Ünïcödé and   print(42)\n" * 5
 
-    @solver
-    def counting() -> Solver:
-        async def solve(state: TaskState, generate: Generate) -> TaskState:
-            counted.append(await get_model().api.count_text_tokens(text))
-            return await generate(state)
-
-        return solve
+    @make_solver
+    async def counting(state: TaskState, generate: Generate) -> TaskState:
+        counted.append(await get_model().api.count_text_tokens(text))
+        return await generate(state)
 
     task = Task(dataset=sums(1), solver=counting(), scorer=match())
     await do_group_rollout(as_rl_dataset(task, renderer()).get_batch(0)[0], Words(["1"]))

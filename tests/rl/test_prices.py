@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
-from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
+from inspect_ai.scorer import Score, Target, mean
 from inspect_ai.solver import TaskState, generate
 from inspect_ai.util import sandbox
+from tests.functions import make_scorer
 from tests.rl.policies import Words, renderer, tokenizer
 from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.rl.rollouts import do_group_rollout
@@ -21,19 +22,15 @@ from inspect_tinker_plugin.rl.ending import ALWAYS, MOST_FAILURES
 VALUES = {"right": 1.0, "wrong": 0.0, "harm": -1.0}
 
 
-@scorer(metrics=[mean()])
-def graded() -> Scorer:
+@make_scorer(mean())
+async def graded(state: TaskState, target: Target) -> Score:
     """Read a file that is missing when the policy says so."""
-
-    async def score(state: TaskState, target: Target) -> Score:
-        said = state.output.completion
-        if "breaks it" in said:
-            await sandbox().read_file("answer.txt")
-        if "breaks the scorer" in said:
-            raise RuntimeError("no verdict")
-        return Score(value=next((v for word, v in VALUES.items() if word in said), 0.0))
-
-    return score
+    said = state.output.completion
+    if "breaks it" in said:
+        await sandbox().read_file("answer.txt")
+    if "breaks the scorer" in said:
+        raise RuntimeError("no verdict")
+    return Score(value=next((v for word, v in VALUES.items() if word in said), 0.0))
 
 
 def task(samples: int = 1) -> Task:

@@ -9,8 +9,9 @@ import inspect_ai
 import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
-from inspect_ai.scorer import Score, Scorer, Target, includes, mean, scorer
-from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
+from inspect_ai.scorer import Score, Target, includes, mean
+from inspect_ai.solver import Generate, TaskState, generate, use_tools
+from tests.functions import make_scorer, make_solver
 from tests.rl.policies import END, Words, encode, renderer, tool_call
 from tests.rl.tasks import look
 from tests.waiting import until
@@ -28,25 +29,19 @@ class _Crowd:
         self.most = 0
 
 
-@solver
-def linger(crowd: _Crowd) -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        crowd.now += 1
-        crowd.most = max(crowd.most, crowd.now)
-        await until(lambda: crowd.most >= 2)
-        await asyncio.sleep(0.02)
-        crowd.now -= 1
-        return state
-
-    return solve
+@make_solver
+async def linger(state: TaskState, generate: Generate, crowd: _Crowd) -> TaskState:
+    crowd.now += 1
+    crowd.most = max(crowd.most, crowd.now)
+    await until(lambda: crowd.most >= 2)
+    await asyncio.sleep(0.02)
+    crowd.now -= 1
+    return state
 
 
-@scorer(metrics=[mean()])
-def one() -> Scorer:
-    async def score(state: TaskState, target: Target) -> Score:
-        return Score(value=1)
-
-    return score
+@make_scorer(mean())
+async def one(state: TaskState, target: Target) -> Score:
+    return Score(value=1)
 
 
 def _dataset(crowd: _Crowd, *, group_size: int) -> InspectRLDataset:

@@ -27,7 +27,8 @@ from inspect_ai.model import (
     get_model,
 )
 from inspect_ai.scorer import includes
-from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.solver import Generate, TaskState
+from tests.functions import make_solver
 from tests.rl.policies import Words, renderer, tool_call
 from tests.rl.tasks import look
 from tinker_cookbook.completers import StopCondition, TokensWithLogprobs
@@ -80,48 +81,45 @@ PLANS = st.recursive(
 )  # fmt: skip
 
 
-@solver
-def player(plan: tuple[Step, ...]) -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        calls = itertools.count()
+@make_solver
+async def player(state: TaskState, generate: Generate, plan: tuple[Step, ...]) -> TaskState:
+    calls = itertools.count()
 
-        async def turn(messages: list[ChatMessage]) -> list[ChatMessage]:
-            if next(calls) >= MOST_CALLS:
-                return []
-            output = await get_model().generate(messages, tools=[look()])
-            results, _ = await execute_tools([*messages, output.message], [look()])
-            return [output.message, *(results or [ChatMessageUser(content="Go on.")])]
+    async def turn(messages: list[ChatMessage]) -> list[ChatMessage]:
+        if next(calls) >= MOST_CALLS:
+            return []
+        output = await get_model().generate(messages, tools=[look()])
+        results, _ = await execute_tools([*messages, output.message], [look()])
+        return [output.message, *(results or [ChatMessageUser(content="Go on.")])]
 
-        async def converse(messages: list[ChatMessage], steps: Sequence[Step]) -> None:
-            for step in steps:
-                at = step.number % len(messages)
-                if step.kind == "go on":
-                    messages += await turn(messages)
-                elif step.kind == "again":
-                    await turn(messages)
-                    messages += await turn(messages)
-                elif step.kind == "aside":
-                    await turn([*messages, ChatMessageUser(content=f"Aside {step.number}?")])
-                elif step.kind == "compact":
-                    messages[1:] = [ChatMessageUser(content=f"So far: {step.number}.")]
-                elif step.kind == "edit":
-                    messages[at].content = f"{messages[at].text} (edited)"
-                elif step.kind == "replace":
-                    messages[at] = messages[at].model_copy(deep=True, update={"id": None})
-                elif step.kind == "fork":
-                    ways = [copy.deepcopy(messages) for _ in step.branches]
-                    await asyncio.gather(*map(converse, ways, step.branches))
-                else:
-                    asks = [ChatMessageUser(content=f"Agent {len(b) % 2}.") for b in step.branches]
-                    system = ChatMessageSystem(content="Help.")
-                    talks: list[list[ChatMessage]] = [[system, ask] for ask in asks]
-                    await asyncio.gather(*map(converse, talks, step.branches))
+    async def converse(messages: list[ChatMessage], steps: Sequence[Step]) -> None:
+        for step in steps:
+            at = step.number % len(messages)
+            if step.kind == "go on":
+                messages += await turn(messages)
+            elif step.kind == "again":
+                await turn(messages)
+                messages += await turn(messages)
+            elif step.kind == "aside":
+                await turn([*messages, ChatMessageUser(content=f"Aside {step.number}?")])
+            elif step.kind == "compact":
+                messages[1:] = [ChatMessageUser(content=f"So far: {step.number}.")]
+            elif step.kind == "edit":
+                messages[at].content = f"{messages[at].text} (edited)"
+            elif step.kind == "replace":
+                messages[at] = messages[at].model_copy(deep=True, update={"id": None})
+            elif step.kind == "fork":
+                ways = [copy.deepcopy(messages) for _ in step.branches]
+                await asyncio.gather(*map(converse, ways, step.branches))
+            else:
+                asks = [ChatMessageUser(content=f"Agent {len(b) % 2}.") for b in step.branches]
+                system = ChatMessageSystem(content="Help.")
+                talks: list[list[ChatMessage]] = [[system, ask] for ask in asks]
+                await asyncio.gather(*map(converse, talks, step.branches))
 
-        await converse(state.messages, plan)
-        state.messages += await turn(state.messages)
-        return state
-
-    return solve
+    await converse(state.messages, plan)
+    state.messages += await turn(state.messages)
+    return state
 
 
 @dataclass

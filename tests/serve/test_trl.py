@@ -14,8 +14,9 @@ import torch
 from datasets import Dataset
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
-from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
+from inspect_ai.scorer import Score, Target, mean
 from inspect_ai.solver import TaskState, generate
+from tests.functions import make_scorer
 from tests.rl.policies import renderer, tokenizer
 from tests.serve.tiny_model import TinyModel
 
@@ -26,13 +27,10 @@ trl = pytest.importorskip("trl", reason="TRL is not installed: make clients")
 REPLY = 8
 
 
-@scorer(metrics=[mean()])
-def share_of_letter(letter: str) -> Scorer:
-    async def score(state: TaskState, target: Target) -> Score:
-        text = state.output.completion
-        return Score(value=text.count(letter) / max(1, len(text)))
-
-    return score
+@make_scorer(mean())
+async def share_of_letter(state: TaskState, target: Target, letter: str) -> Score:
+    text = state.output.completion
+    return Score(value=text.count(letter) / max(1, len(text)))
 
 
 def task() -> Task:

@@ -12,7 +12,7 @@ from inspect_ai import Task
 from inspect_ai.agent import react
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import includes
-from inspect_ai.tool import Tool, tool
+from tests.functions import make_tool
 from tinker_cookbook.completers import TokenCompleter
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollout_runner import run_rollout
@@ -23,18 +23,15 @@ from inspect_tinker_plugin.testing.policy import reply_tokens
 from inspect_tinker_plugin.testing.replies import ScriptExhausted
 
 
-@tool
-def multiply() -> Tool:
-    async def execute(x: int, y: int) -> int:
-        """Multiply.
+@make_tool
+async def multiply(x: int, y: int) -> int:
+    """Multiply.
 
-        Args:
-            x: First.
-            y: Second.
-        """
-        return x * y
-
-    return execute
+    Args:
+        x: First.
+        y: Second.
+    """
+    return x * y
 
 
 def agent_task() -> Task:

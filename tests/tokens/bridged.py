@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 from inspect_ai.agent import agent_bridge
-from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.solver import Generate, TaskState
+from tests.functions import make_solver
 from tests.packages import require_agent_clients
 
 require_agent_clients()
@@ -165,17 +166,15 @@ DIALECTS: dict[str, type[Program]] = {
 }
 
 
-@solver
-def bridged(run: Callable[[], Awaitable[None]]) -> Solver:
+@make_solver
+async def bridged(
+    state: TaskState, generate: Generate, run: Callable[[], Awaitable[None]]
+) -> TaskState:
     """Run a program under Inspect's agent bridge."""
-
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        async with agent_bridge() as bridge:
-            await run()
-            state.output = bridge.state.output
-        return state
-
-    return solve
+    async with agent_bridge() as bridge:
+        await run()
+        state.output = bridge.state.output
+    return state
 
 
 async def converse(program: Program, turns: int) -> None:

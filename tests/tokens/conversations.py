@@ -16,7 +16,8 @@ from inspect_ai.model import (
     GenerateConfig,
     ModelOutput,
 )
-from inspect_ai.tool import Tool, ToolChoice, ToolInfo, ToolParam, ToolParams, tool
+from inspect_ai.tool import ToolChoice, ToolInfo, ToolParam, ToolParams
+from tests.functions import make_tool
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.types import Trajectory, Transition
@@ -43,17 +44,14 @@ SUBMIT = ToolInfo(
 )
 
 
-@tool
-def bash() -> Tool:
-    async def execute(cmd: str) -> str:
-        """Run a command.
+@make_tool
+async def bash(cmd: str) -> str:
+    """Run a command.
 
-        Args:
-            cmd: The command.
-        """
-        return f"ran {cmd}"
-
-    return execute
+    Args:
+        cmd: The command.
+    """
+    return f"ran {cmd}"
 
 
 def compact_call(command: str) -> str:

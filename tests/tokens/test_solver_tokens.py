@@ -18,10 +18,10 @@ from inspect_ai.solver import (
     basic_agent,
     fork,
     generate,
-    solver,
     system_message,
     use_tools,
 )
+from tests.functions import make_solver
 from tests.tokens.conversations import Rollout, bash
 from tests.tokens.formats import renderer
 
@@ -120,23 +120,17 @@ async def test_a_handoff_reports_what_it_rewrote() -> None:
     assert rollout.tokens.metrics["tokens/resampled"] > 0
 
 
-@solver
-def two_turns() -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        state = await generate(state)
-        state.messages.append(state.user_prompt.model_copy(update={"content": "More."}))
-        return await generate(state)
-
-    return solve
+@make_solver
+async def two_turns(state: TaskState, generate: Generate) -> TaskState:
+    state = await generate(state)
+    state.messages.append(state.user_prompt.model_copy(update={"content": "More."}))
+    return await generate(state)
 
 
 async def test_branches_of_a_fork_each_continue_their_own_prompt() -> None:
-    @solver
-    def forked() -> Solver:
-        async def solve(state: TaskState, generate: Generate) -> TaskState:
-            return (await fork(state, [two_turns(), two_turns()]))[0]
-
-        return solve
+    @make_solver
+    async def forked(state: TaskState, generate: Generate) -> TaskState:
+        return (await fork(state, [two_turns(), two_turns()]))[0]
 
     rollout, _ = await play(forked(), ["One.", "Two.", "Three.", "Four."])
     assert rollout.tokens.metrics["tokens/resampled"] == 0

@@ -10,7 +10,8 @@ from inspect_ai.event import ToolEvent
 from inspect_ai.model import ChatMessageTool
 from inspect_ai.scorer import includes
 from inspect_ai.solver import generate, use_tools
-from inspect_ai.tool import Tool, ToolError, tool
+from inspect_ai.tool import Tool, ToolError
+from tests.functions import make_tool
 
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
@@ -24,33 +25,27 @@ ran: list[tuple[Any, ...]] = []
 """The calls that the tools below really carried out; emptied by each test."""
 
 
-@tool
-def add() -> Tool:
-    async def execute(x: int, y: int) -> str:
-        """Add two numbers.
+@make_tool
+async def add(x: int, y: int) -> str:
+    """Add two numbers.
 
-        Args:
-            x: first
-            y: second
-        """
-        ran.append(("add", x, y))
-        return str(x + y)
-
-    return execute
+    Args:
+        x: first
+        y: second
+    """
+    ran.append(("add", x, y))
+    return str(x + y)
 
 
-@tool
-def fail() -> Tool:
-    async def execute(text: str) -> str:
-        """Always fail.
+@make_tool
+async def fail(text: str) -> str:
+    """Always fail.
 
-        Args:
-            text: what to say
-        """
-        ran.append(("fail", text))
-        raise ToolError(text)
-
-    return execute
+    Args:
+        text: what to say
+    """
+    ran.append(("fail", text))
+    raise ToolError(text)
 
 
 def scope(**memories: Any) -> ToolScope:

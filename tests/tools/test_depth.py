@@ -10,7 +10,7 @@ from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import includes
 from inspect_ai.solver import generate, use_tools
-from inspect_ai.tool import Tool, tool
+from tests.functions import make_tool
 from tests.rl.policies import END, encode, renderer, tool_call
 
 import inspect_tinker_plugin
@@ -26,14 +26,11 @@ def _note(frame: FrameType, event: str, arg: object) -> None:
         passed.add(str(file.relative_to(PACKAGE)))
 
 
-@tool
-def ends_the_profile() -> Tool:
-    async def execute() -> str:
-        """Do nothing."""
-        sys.setprofile(None)
-        return "done"
-
-    return execute
+@make_tool
+async def ends_the_profile() -> str:
+    """Do nothing."""
+    sys.setprofile(None)
+    return "done"
 
 
 async def test_a_tool_call_passes_few_files() -> None:

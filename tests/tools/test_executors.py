@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from inspect_ai.model import ChatMessageAssistant
-from inspect_ai.tool import Tool, ToolCall, ToolResult, tool
+from inspect_ai.tool import ToolCall, ToolResult
 from inspect_ai.util import sandbox
+from tests.functions import make_tool
 from tests.tools.runs import add, fail, looping, ran, run, scope, tool_texts
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
@@ -32,24 +33,18 @@ def _nothing_ran() -> None:
     ran.clear()
 
 
-@tool
-def whoami() -> Tool:
-    async def execute() -> str:
-        """Say which user the sandbox has."""
-        ran.append(("whoami",))
-        return (await sandbox().exec(["echo", "me"])).stdout
-
-    return execute
+@make_tool
+async def whoami() -> str:
+    """Say which user the sandbox has."""
+    ran.append(("whoami",))
+    return (await sandbox().exec(["echo", "me"])).stdout
 
 
-@tool
-def hang() -> Tool:
-    async def execute() -> str:
-        """Never come back."""
-        await asyncio.Event().wait()
-        return ""
-
-    return execute
+@make_tool
+async def hang() -> str:
+    """Never come back."""
+    await asyncio.Event().wait()
+    return ""
 
 
 def adding(*pairs: tuple[int, int]) -> list[Any]:
@@ -78,15 +73,12 @@ async def test_cached_shares_results_as_far_as_it_is_told(span: str) -> None:
 
 
 def test_calls_of_several_loops_at_once_run_the_tool_once() -> None:
-    @tool
-    def ponder() -> Tool:
-        async def execute() -> str:
-            """Think for a moment."""
-            ran.append(("ponder",))
-            await asyncio.sleep(0.3)
-            return "well"
-
-        return execute
+    @make_tool
+    async def ponder() -> str:
+        """Think for a moment."""
+        ran.append(("ponder",))
+        await asyncio.sleep(0.3)
+        return "well"
 
     executor, dataset = CachedExecutor(scope="dataset"), dict[Any, Any]()
 

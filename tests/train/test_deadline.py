@@ -13,7 +13,8 @@ import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import includes
-from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.solver import Generate, TaskState
+from tests.functions import make_solver
 from tinker_cookbook.completers import TokenCompleter
 from tinker_cookbook.rl.rollout_strategy import FailFast, RetryOnFailure
 from tinker_cookbook.rl.rollouts import do_group_rollout
@@ -29,13 +30,12 @@ from inspect_tinker_plugin.train.strategies import RetryHanging
 ASYNCHRONOUS = ("async_config.max_steps_off_policy=2", "async_config.groups_per_batch=3")
 
 
-@solver
-def disturbed(disturb: Callable[[int], Any]) -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        await disturb(state.epoch)
-        return await generate(state)
-
-    return solve
+@make_solver
+async def disturbed(
+    state: TaskState, generate: Generate, disturb: Callable[[int], Any]
+) -> TaskState:
+    await disturb(state.epoch)
+    return await generate(state)
 
 
 async def rolled_out(disturb: Callable[[int], Any], *, timeout: float) -> TrajectoryGroup | None:

@@ -16,8 +16,9 @@ import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import MemoryDataset, Sample
 from inspect_ai.log import EvalLog, read_eval_log
-from inspect_ai.scorer import Score, Scorer, Target, accuracy, scorer
+from inspect_ai.scorer import Score, Target, accuracy
 from inspect_ai.solver import Generate, Solver, TaskState, solver
+from tests.functions import make_scorer
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.rl.rollouts import do_group_rollout
@@ -52,12 +53,9 @@ def fails_once() -> Solver:
     return solve
 
 
-@scorer(metrics=[accuracy()])
-def by_length() -> Scorer:
-    async def score(state: TaskState, target: Target) -> Score:
-        return Score(value=len(state.output.completion) / 100)
-
-    return score
+@make_scorer(accuracy())
+async def by_length(state: TaskState, target: Target) -> Score:
+    return Score(value=len(state.output.completion) / 100)
 
 
 def roll_out(make: Callable[..., Any], tasks: Any, folder: Path, **options: Any) -> None:

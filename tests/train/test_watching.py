@@ -15,7 +15,8 @@ from click.testing import CliRunner
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import includes
-from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.solver import Generate, TaskState
+from tests.functions import make_solver
 from tinker_cookbook.completers import TokenCompleter
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
@@ -39,15 +40,14 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@solver
-def waits_after_a_turn(gate: asyncio.Event) -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        state = await generate(state)
-        if state.epoch == 2:
-            await gate.wait()
-        return state
-
-    return solve
+@make_solver
+async def waits_after_a_turn(
+    state: TaskState, generate: Generate, gate: asyncio.Event
+) -> TaskState:
+    state = await generate(state)
+    if state.epoch == 2:
+        await gate.wait()
+    return state
 
 
 async def until(run: Path, holds: Callable[[RunState], bool]) -> RunState:
