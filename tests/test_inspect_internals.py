@@ -12,6 +12,7 @@ import pytest
 from inspect_ai.log._transcript import Transcript  # private: the class of episodes' transcripts
 from inspect_ai.model import Model
 from inspect_ai.solver import TaskState
+from tests.packages import run
 
 from inspect_tinker_plugin import inspect_internals
 from inspect_tinker_plugin.inspect_internals import SUPPORTED_INSPECT, calls
@@ -66,10 +67,7 @@ def test_an_unsupported_inspect_is_one_clear_error(name: str) -> None:
         "except VersionError as error:\n"
         "    print(error)\n"
     )
-    out = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
-    )
-    [line] = out.stdout.strip().splitlines()
+    [line] = run(sys.executable, "-W", "ignore", "-c", code).strip().splitlines()
     assert attribute in line
     assert f"supported: {SUPPORTED_INSPECT}" in line
 
@@ -123,14 +121,8 @@ print(*(name for name in before if name in after and after[name] is not before[n
 
 
 def test_episodes_replace_nothing_but_what_is_listed(tmp_path: Path) -> None:
-    out = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _EPISODES, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=Path(__file__).parents[1],
-    )
-    changed = set(out.stdout.split())
+    command = [sys.executable, "-W", "ignore", "-c", _EPISODES, tmp_path]
+    changed = set(run(*command, cwd=Path(__file__).parents[1]).split())
     listed = set(EXCHANGED)
     assert "inspect_ai.model._call_tools:call_tool" in changed
     assert changed <= listed, changed - listed

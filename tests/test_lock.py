@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import subprocess
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +12,7 @@ import pytest
 from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from tests.packages import run
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -112,37 +112,15 @@ def test_uv_can_install_from_the_lock() -> None:
     """As far as it goes without downloads: which files it would take."""
     from uv import find_uv_bin
 
-    done = subprocess.run(
-        [find_uv_bin(), "export", "--frozen", "--no-config", "--extra", "dev", "--quiet"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "inspect-ai==" in done.stdout
-    assert "--hash=sha256:" in done.stdout
+    options = ("--frozen", "--no-config", "--extra", "dev", "--quiet")
+    shown = run(find_uv_bin(), "export", *options, cwd=ROOT)
+    assert "inspect-ai==" in shown
+    assert "--hash=sha256:" in shown
 
 
 def test_the_torch_of_the_lock_is_the_one_that_set_up_installs() -> None:
-    done = subprocess.run(
-        [
-            "make",
-            "-s",
-            "--no-print-directory",
-            "-n",
-            "setup",
-            "VENV=/nonexistent/venv",
-            "EXTRAS=dev",
-            "LATEST=",
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    options = ("-s", "--no-print-directory", "-n", "setup")
+    variables = ("VENV=/nonexistent/venv", "EXTRAS=dev", "LATEST=")
+    shown = run("make", *options, *variables, cwd=ROOT)
     [torch] = [str(each.specifier) for each in CONSTRAINTS if each.name == "torch"]
-    assert f"torch{torch}" in done.stdout
-    assert f"install -qq -c constraints.txt --no-build-isolation torch{torch} -e '.[dev]'" in (
-        done.stdout
-    )
+    assert f"install -qq -c constraints.txt --no-build-isolation torch{torch} -e '.[dev]'" in shown

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from tests.packages import run
 
 import inspect_tinker_plugin
 
@@ -65,19 +65,8 @@ def test_a_source_folder_that_is_not_installed_has_no_release(tmp_path: Path) ->
     source = Path(inspect_tinker_plugin.__file__).parent
     (tmp_path / "inspect_tinker_plugin").symlink_to(source)
     code = "import inspect_tinker_plugin as p; print(p.__version__)"
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-I",
-            "-S",
-            "-c",
-            f"import sys; sys.path.append({str(tmp_path)!r}); {code}",
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.strip() == "0+unknown"
+    there = f"import sys; sys.path.append({str(tmp_path)!r}); {code}"
+    assert run(sys.executable, "-I", "-S", "-c", there).strip() == "0+unknown"
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
@@ -85,5 +74,4 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
         "import sys, inspect_tinker_plugin, inspect_tinker_plugin.cli.main\n"
         f"print([name for name in {HEAVY} if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert run(sys.executable, "-c", code).strip() == "[]"

@@ -29,6 +29,7 @@ import anyio
 import anyio.from_thread
 import inspect_ai
 import pytest
+from tests.agents.sandboxed import free_port
 
 from inspect_tinker_plugin.agents.api import PROVIDER_ERROR, CallFailedError, ModelApi, Request
 
@@ -161,12 +162,6 @@ def ours() -> Iterator[Side]:
         serving, _ = portal.start_task(listen)
         yield side
         serving.cancel()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_for_port(port: int) -> None:

@@ -10,6 +10,12 @@ import pytest
 from tinker_local import LocalServer
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Let sampling clients live as long as the process; the SDK leaves their sockets open."""
+    for warning in ("ResourceWarning", "pytest.PytestUnraisableExceptionWarning"):
+        item.add_marker(pytest.mark.filterwarnings(f"ignore::{warning}"))
+
+
 @pytest.fixture(scope="session")
 def server(tiny_model: Path) -> Iterator[LocalServer]:
     with LocalServer(tiny_model) as running, running.exported():

@@ -29,13 +29,8 @@ from inspect_tinker_plugin.testing import tokenizer_path
 from inspect_tinker_plugin.testing.policy import load_renderer
 from tinker_local import LocalServer
 
-pytestmark = [
-    # Sampling clients live as long as the process; the SDK leaves their sockets to the collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    # The cookbook calls a method of the SDK that is about to go.
-    pytest.mark.filterwarnings("ignore:(?s).*sample_async:FutureWarning"),
-]
+# The cookbook calls a method of the SDK that is about to go.
+pytestmark = pytest.mark.filterwarnings("ignore:(?s).*sample_async:FutureWarning")
 
 
 class Both(Client):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,16 +18,11 @@ from inspect_ai.log import read_eval_log
 from inspect_ai.model import GenerateConfig, get_model
 from inspect_ai.scorer import includes
 from tests.evaluate.test_provider import Client, model
+from tests.packages import run
 
 from inspect_tinker_plugin.cli.main import rl
 from inspect_tinker_plugin.testing.policy import load_tokenizer
 from tinker_local import LocalServer
-
-pytestmark = [
-    # Sampling clients live as long as the process; the SDK leaves their sockets to the collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
 
 
 class Echo(Client):
@@ -181,6 +175,4 @@ def test_all_weights_of_a_local_run_have_one_server(tiny_model: Path, tmp_path: 
     (tmp_path / "local-server").mkdir()
     identity = {"model": str(tiny_model), "renderer": "qwen3_instruct"}
     (tmp_path / "run.json").write_text(json.dumps(identity))
-    command = [sys.executable, "-c", TWICE, str(tmp_path)]
-    said = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert said.stdout == "True\n", said.stderr
+    assert run(sys.executable, "-c", TWICE, tmp_path) == "True\n"

@@ -19,12 +19,6 @@ from inspect_tinker_plugin.testing.policy import load_renderer, load_tokenizer
 from inspect_tinker_plugin.testing.traces import compare_traces
 from tinker_local import LocalServer
 
-pytestmark = [
-    # Sampling clients live as long as the process; the SDK leaves their sockets to the collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
-
 CASES = {each.id: each for each in load_corpus(Path(__file__).parents[1] / "parity" / "corpus")}
 
 SELECTED = (

@@ -29,12 +29,6 @@ from inspect_tinker_plugin.evaluate.source import Connection, Source, find_sourc
 from inspect_tinker_plugin.testing.policy import load_renderer, load_tokenizer
 from tinker_local import LocalServer
 
-pytestmark = [
-    # Sampling clients live as long as the process; the SDK leaves their sockets to the collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
-
 
 class Client:
     """Samples the same words for every prompt, and keeps what it was asked."""

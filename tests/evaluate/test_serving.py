@@ -18,8 +18,6 @@ from inspect_tinker_plugin.testing.policy import load_tokenizer
 openai = pytest.importorskip("openai")
 anthropic = pytest.importorskip("anthropic")
 
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
-
 CALL = (
     '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2.5, true]}}\n</tool_call><|im_end|>'
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from inspect_ai.tool import bash
 from inspect_ai.util import SandboxEnvironment, sandbox, sandboxenv
 from inspect_ai.util import SandboxEnvironmentConfigType as Config
 from tests.functions import make_solver
+from tests.packages import run
 
 from inspect_tinker_plugin.contracts.errors import ExportError
 from inspect_tinker_plugin.episode.runner import _running
@@ -217,7 +217,4 @@ def test_an_export_loads_no_provider_that_it_does_not_ask(tmp_path: Path) -> Non
         "names = ('inspect_ai.model._openai_responses', 'openai', 'anthropic')\n"
         "print([name for name in names if name in sys.modules])\n"
     )
-    out = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
-    )
-    assert out.stdout.splitlines()[-1] == "[]"
+    assert run(sys.executable, "-W", "ignore", "-c", code).splitlines()[-1] == "[]"

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
+from tests.waiting import is_alive
 
 from inspect_tinker_plugin.contracts.errors import ConfigError, ExportError
 from inspect_tinker_plugin.export import folder as export_folder
@@ -180,14 +181,6 @@ async def test_so_is_a_task_that_was_changed_after_it_was_made() -> None:
 def test_workers_share_the_samples_that_are_prepared_at_once(workers: int) -> None:
     with pytest.raises(ConfigError, match=f"workers is {workers}; it must be .* max_samples"):
         ExportOptions(workers=workers, max_samples=4)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import subprocess
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -179,10 +178,7 @@ async def test_groups_of_several_batches_that_are_cancelled_leave_no_container(
 async def test_building_a_dataset_starts_its_containers() -> None:
     before = process_metrics().get("sandbox/started", 0)
     dataset = as_rl_dataset(in_pool("of its own"), renderer(), group_size=3)
-    deadline = time.monotonic() + 60
-    while process_metrics().get("sandbox/started", 0) < before + 3:
-        assert time.monotonic() < deadline, "no container was started ahead"
-        await asyncio.sleep(0.1)
+    await until(lambda: process_metrics().get("sandbox/started", 0) >= before + 3)
     assert len(dataset) == 1
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import wait_until
 
 from inspect_tinker_plugin.contracts.errors import Cause, ConfigError, EpisodeError
 from inspect_tinker_plugin.processes.ray_executor import RayExecutor, missing, ray_pool
@@ -69,10 +70,7 @@ def run_until_cancelled(started: Path, cleaned: Path) -> None:
 
 
 def wait_until_there(path: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < deadline, path
-        time.sleep(0.05)
+    wait_until(path.exists)
 
 
 def test_results_and_errors_come_back_as_they_were(executor: RayExecutor) -> None:

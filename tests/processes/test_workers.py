@@ -13,6 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
+from tests.waiting import is_alive, wait_until
 
 from inspect_tinker_plugin.processes.workers import worker_pool
 
@@ -30,25 +31,11 @@ def work(started: Path, cleaned: Path) -> None:
 
 
 def wait_until_there(path: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not (path.exists() and (path.stat().st_size or path.name == "cleaned")):
-        assert time.monotonic() < deadline, path
-        time.sleep(0.05)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    wait_until(lambda: path.exists() and (path.stat().st_size or path.name == "cleaned"))
 
 
 def wait_until_gone(pid: int) -> None:
-    deadline = time.monotonic() + 60
-    while is_alive(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not is_alive(pid))
 
 
 def test_calls_run_in_other_processes_that_are_gone_afterwards() -> None:

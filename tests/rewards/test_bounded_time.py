@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 import threading
 from contextlib import suppress
 from textwrap import dedent
 
 import pytest
+from tests.packages import run
 from tests.rewards.episodes import finished, member
 
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult
@@ -96,16 +96,9 @@ def test_a_function_that_exits_or_never_ends_does_not_keep_the_process() -> None
 
         asyncio.run(main())
     """
-    done = subprocess.run(
-        [sys.executable, "-c", dedent(program)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "SystemExit" in done.stdout.splitlines()[0]
-    assert "gave nothing within" in done.stdout.splitlines()[1]
+    left, hung = run(sys.executable, "-c", dedent(program)).splitlines()
+    assert "SystemExit" in left
+    assert "gave nothing within" in hung
 
 
 async def test_a_cancellation_of_its_own_making_is_the_functions_failure() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
-import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
+from tests.packages import run
 
 from inspect_tinker_plugin.contracts.errors import TaskError, TaskNotFoundError
 from inspect_tinker_plugin.tasks.reference import TaskRef, resolve_task, task_reference
@@ -205,13 +205,8 @@ def test_a_registered_name_is_found_through_the_package_that_registers_it(tmp_pa
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: greeter\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[inspect_ai]\ngreeter = greeter\n")
     (info / "top_level.txt").write_text("greeter\n")
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{PROBE}"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.splitlines() == [
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{PROBE}"
+    assert run(sys.executable, "-c", code).splitlines() == [
         "greeter/greet greeter/greet hello Ada",
         "there is no task 'greeter/gret'. Did you mean greeter/greet?",
     ]

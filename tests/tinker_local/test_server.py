@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.waiting import wait_until
 
 from tinker_local import LocalConfigError, LocalServer, LocalServerError, LocalSettings
 
@@ -47,10 +48,7 @@ def group_members(group: int) -> list[int]:
 
 
 def wait_until_empty(group: int, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while members := group_members(group):
-        assert time.monotonic() < deadline, f"still running: {members}"
-        time.sleep(0.1)
+    wait_until(lambda: not group_members(group), seconds)
 
 
 def check_for(server: LocalServer, seconds: float) -> None:

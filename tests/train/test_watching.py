@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -17,6 +16,7 @@ from inspect_ai.dataset import Sample
 from inspect_ai.scorer import includes
 from inspect_ai.solver import Generate, TaskState
 from tests.functions import make_solver
+from tests.waiting import wait_until
 from tinker_cookbook.completers import TokenCompleter
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
@@ -143,10 +143,7 @@ def test_the_report_is_renewed_while_the_run_goes_on(run: Path) -> None:
     with show_progress(run, lambda line: None):
         with (run / METRICS).open("a") as file:
             file.write(json.dumps({"step": 1, REWARD: 0.5}) + "\n")
-        for _ in range(600):
-            if (run / REPORT).is_file():
-                break
-            time.sleep(0.1)
+        wait_until((run / REPORT).is_file)
         assert "0.500" in (run / REPORT).read_text()
 
 
