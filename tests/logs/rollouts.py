@@ -18,7 +18,7 @@ from tests.rl.policies import Words, renderer
 from tests.rl.tasks import sums
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
-from inspect_tinker_plugin.logs import writer
+from inspect_tinker_plugin.logs import assemble_pending, writer
 from inspect_tinker_plugin.logs.staging import Attempt, LogRun
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset, as_rl_dataset
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
@@ -105,6 +105,16 @@ def apart(work: Callable[..., T], *arguments: Any) -> T:
     """Call in another thread: inside a running event loop, Inspect would patch asyncio."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(work, *arguments).result()
+
+
+async def logged(
+    data: InspectRLDataset, folder: Path, lines: Sequence[str], *, batch: int = 0, **options: Any
+) -> EvalLog:
+    """Roll out a batch, each group with the same words, and return its log."""
+    for builder in data.get_batch(batch):
+        await do_group_rollout(builder, Words(lines), **options)
+    assemble_pending(folder)
+    return only_log(folder)
 
 
 def only_log(folder: Path) -> EvalLog:

@@ -16,6 +16,7 @@ from tests.logs.rollouts import (
     by_word,
     dataset,
     figures,
+    logged,
     logs_in,
     metrics,
     only_log,
@@ -61,10 +62,9 @@ async def test_events_of_scores_say_what_those_of_an_eval_say(tmp_path: Path) ->
     policy = get_model("mockllm/policy", custom_outputs=[reply])
     [log] = await eval_async(judged(), model=policy, log_dir=str(tmp_path / "eval"))
     expected = events((log.samples or [])[0])
-    for builder in dataset(judged(), tmp_path / "rollouts", group_size=1).get_batch(0):
-        await do_group_rollout(builder, Words(["2"]))
-    assemble_pending(tmp_path / "rollouts")
-    found = events(samples(only_log(tmp_path / "rollouts"))[0])
+    folder = tmp_path / "rollouts"
+    rolled = await logged(dataset(judged(), folder, group_size=1), folder, ["2"])
+    found = events(samples(rolled)[0])
     assert [each[:3] for each in found] == [each[:3] for each in expected]
     assert found[0][2] == {"location": "any"}
     assert [each[3] for each in expected] == [
@@ -87,11 +87,7 @@ class Breaking(Words):
 
 async def test_a_batch_is_one_log_with_messages_scores_reward_and_step(tmp_path: Path) -> None:
     data = dataset(arithmetic(4), tmp_path, batch_size=2, group_size=2, max_turns=3)
-    for builder in data.get_batch(1):
-        await do_group_rollout(builder, Words(["3", "nine"]))
-    assemble_pending(tmp_path)
-
-    log = only_log(tmp_path)
+    log = await logged(data, tmp_path, ["3", "nine"], batch=1)
     assert log.status == "success"
     assert (log.eval.task, log.eval.model) == ("arithmetic", "rl/policy")
     assert log.eval.task_args == {"count": 4}
@@ -127,10 +123,7 @@ async def test_a_batch_is_one_log_with_messages_scores_reward_and_step(tmp_path:
 
 async def test_the_header_alone_shows_reward_scores_tokens_and_stop_reasons(tmp_path: Path) -> None:
     data = dataset(by_word(2), tmp_path, batch_size=2, reward="score:graded_by_word.right")
-    for builder in data.get_batch(0):
-        await do_group_rollout(builder, Words(["1"]))
-    assemble_pending(tmp_path)
-
+    await logged(data, tmp_path, ["1"])
     (info,) = list_eval_logs(str(tmp_path))
     log = apart(lambda: read_eval_log(info.name, header_only=True))
     assert log.results is not None
@@ -148,12 +141,8 @@ async def test_the_header_alone_shows_reward_scores_tokens_and_stop_reasons(tmp_
 
 
 async def test_tool_calls_in_a_sandbox_are_in_the_log(tmp_path: Path) -> None:
-    (builder,) = dataset(agent(), tmp_path).get_batch(0)
     calls = [tool_call("bash", '{"command":"cat word"}'), tool_call("submit", '{"answer":"plum"}')]
-    await do_group_rollout(builder, Words(calls))
-    assemble_pending(tmp_path)
-
-    log = only_log(tmp_path)
+    log = await logged(dataset(agent(), tmp_path), tmp_path, calls)
     (sample,) = samples(log)
     asked = [m for m in sample.messages if isinstance(m, ChatMessageAssistant) and m.tool_calls]
     assert [call.function for m in asked for call in m.tool_calls or ()] == ["bash"]
@@ -201,21 +190,18 @@ async def test_a_failed_group_is_in_the_log_with_its_error_and_the_others_are_to
 
 
 async def test_a_retried_rollout_is_there_beside_its_failure(tmp_path: Path) -> None:
-    (builder,) = dataset(by_word(1), tmp_path, group_size=2).get_batch(0)
-    await do_group_rollout(builder, Words(["crash", "1", "1"]), RetryOnFailure(max_retries=1))
-    assemble_pending(tmp_path)
-
-    log = only_log(tmp_path)
+    data = dataset(by_word(1), tmp_path, group_size=2)
+    lines, strategy = ["crash", "1", "1"], RetryOnFailure(max_retries=1)
+    log = await logged(data, tmp_path, lines, strategy=strategy)
     assert [sample.epoch for sample in samples(log)] == [1, 2, 3]
     assert sorted(figures(log, "status")) == ["failed", "graded", "graded"]
     assert metrics(log, "reward")["mean"] == 1.0
 
 
 async def test_a_penalty_stands_beside_the_error_that_it_is_for(tmp_path: Path) -> None:
-    (builder,) = dataset(by_word(1), tmp_path, on_error={"scorer": -1.0}).get_batch(0)
-    await do_group_rollout(builder, Words(["crash"]))
-    assemble_pending(tmp_path)
-    log = only_log(tmp_path)
+    log = await logged(
+        dataset(by_word(1), tmp_path, on_error={"scorer": -1.0}), tmp_path, ["crash"]
+    )
     assert rewards(log) == [-1.0]
     assert samples(log)[0].error is not None
     assert figures(log, "error_cause") == ["scorer"]
@@ -237,10 +223,7 @@ async def test_a_rollout_that_was_cut_off_shows_how_far_it_came(tmp_path: Path) 
 
 async def test_a_scorer_called_reward_keeps_its_name(tmp_path: Path) -> None:
     task = Task(dataset=sums(1), solver=generate(), scorer=[match(), scorer_called_reward()])
-    (builder,) = dataset(task, tmp_path, reward="score:match").get_batch(0)
-    await do_group_rollout(builder, Words(["1"]))
-    assemble_pending(tmp_path)
-    log = only_log(tmp_path)
+    log = await logged(dataset(task, tmp_path, reward="score:match"), tmp_path, ["1"])
     assert rewards(log) == [0.25]
     assert (samples(log)[0].scores or {})["rl_reward"].value == 1.0
     assert metrics(log, "rl_reward")["mean"] == 1.0
@@ -257,10 +240,7 @@ async def test_samples_that_share_an_id_and_metadata_of_the_same_name_are_kept(
         for text in ("first", "second")
     ]
     task = Task(dataset=twins, solver=generate(), scorer=match())
-    for builder in dataset(task, tmp_path, batch_size=2, group_size=2).get_batch(0):
-        await do_group_rollout(builder, Words(["1"]))
-    assemble_pending(tmp_path)
-    log = only_log(tmp_path)
+    log = await logged(dataset(task, tmp_path, batch_size=2, group_size=2), tmp_path, ["1"])
     assert [sample.epoch for sample in samples(log)] == [1, 2, 3, 4]
     assert [sample.input for sample in samples(log)] == ["first"] * 2 + ["second"] * 2
     assert {sample.metadata["inspect_rl"] for sample in samples(log)} == {"first", "second"}

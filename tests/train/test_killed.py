@@ -54,14 +54,11 @@ def logs(folder: Path) -> list[Any]:
     found = []
     for path in folder.glob("rollouts/*/*.eval"):
         log = read_eval_log(str(path))
-        assert log.eval.metadata is not None
         episodes = [
             (sample.id, sample.epoch, figures(sample)["reward"], figures(sample)["status"])
             for sample in log.samples or []
         ]
-        found.append(
-            (path.parent.name, log.eval.metadata["policy_step"], log.status, sorted(episodes))
-        )
+        found.append((path.parent.name, log.metadata["policy_step"], log.status, sorted(episodes)))
     assert not list(folder.glob("rollouts/*/.rollouts/*/batch-*")), "nothing waits for its log"
     return sorted(found)
 
@@ -80,8 +77,7 @@ def finished(folder: Path) -> dict[Any, Any]:
     found: dict[Any, Any] = {}
     for path in copy.glob("*.eval"):
         log = read_eval_log(str(path))
-        assert log.eval.metadata is not None
-        step = log.eval.metadata["policy_step"]
+        step = log.metadata["policy_step"]
         for sample in log.samples or [] if step % drill.SAVE_EVERY == 0 else []:
             if (sampled := sample.store.get(SAMPLED_KEY)) is not None:
                 place = step, figures(sample)["group"], sample.epoch

@@ -12,18 +12,10 @@ from inspect_tinker_plugin.train.history import METRICS, REWARD, read_steps
 from inspect_tinker_plugin.train.progress import WIDTH, reward_curve, show_progress
 
 
-class Files:
-    """The files of a run, as the cookbook appends to them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def metrics(self, **row: Any) -> None:
-        self.write("metrics.jsonl", json.dumps(row) + "\n")
-
-    def write(self, name: str, text: str) -> None:
-        with (self.folder / name).open("a") as file:
-            file.write(text)
+def append(path: Path, *rows: dict[str, Any], text: str = "") -> None:
+    """Write to a file of a run, as the cookbook does."""
+    with path.open("a") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows) + text)
 
 
 def step(number: int, reward: float, **more: Any) -> dict[str, Any]:
@@ -31,11 +23,10 @@ def step(number: int, reward: float, **more: Any) -> dict[str, Any]:
 
 
 def read_lines(folder: Path, *rows: dict[str, Any], log: str = "") -> list[str]:
-    files, lines = Files(folder), list[str]()
+    lines = list[str]()
     with show_progress(folder, lines.append, steps=9):
-        for row in rows:
-            files.metrics(**row)
-        files.write("logs.log", log)
+        append(folder / METRICS, *rows)
+        append(folder / "logs.log", text=log)
     return lines
 
 
@@ -81,18 +72,14 @@ def test_warnings_are_shown_once(tmp_path: Path) -> None:
 
 
 def test_what_an_earlier_run_wrote_is_not_told_again(tmp_path: Path) -> None:
-    Files(tmp_path).metrics(**step(0, 0.1))
+    append(tmp_path / METRICS, step(0, 0.1))
     (line,) = read_lines(tmp_path, step(1, 0.2))
     assert "0.200" in line
 
 
 def test_repeated_steps_count_once_and_torn_lines_not_at_all(tmp_path: Path) -> None:
-    files = Files(tmp_path)
-    files.metrics(**step(0, 0.1))
-    files.metrics(**step(1, 0.2))
-    files.write("metrics.jsonl", '{"step": 2, "env/a\n')
-    files.metrics(**step(1, 0.3))
-    files.metrics(step=1, other=1.0)
+    append(tmp_path / METRICS, step(0, 0.1), step(1, 0.2), text='{"step": 2, "env/a\n')
+    append(tmp_path / METRICS, step(1, 0.3), {"step": 1, "other": 1.0})
     found = read_steps(tmp_path)
     assert list(found) == [0, 1]
     assert found[1]["env/all/reward/total"] == 0.3
@@ -127,8 +114,7 @@ def test_the_rewards_of_mixed_tasks_stand_behind_their_mean(tmp_path: Path) -> N
 
 
 def run_with(folder: Path, rewards: list[float]) -> Path:
-    rows = [json.dumps({"step": i, REWARD: reward}) for i, reward in enumerate(rewards)]
-    (folder / METRICS).write_text("\n".join(rows) + "\n")
+    append(folder / METRICS, *({"step": i, REWARD: reward} for i, reward in enumerate(rewards)))
     return folder
 
 
