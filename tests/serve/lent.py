@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import tinker
@@ -13,10 +12,10 @@ from tinker_cookbook.completers import TokenCompleter
 from inspect_tinker_plugin.serve import Prompt, RolloutResult, RolloutService, Sampled, Sampler
 
 
-def own(task: Task, policy: TokenCompleter, **options: Any) -> RolloutResult:
+async def own(task: Task, policy: TokenCompleter, **options: Any) -> RolloutResult:
     """Roll out the first sample in this process, as clients shall get it."""
     service = RolloutService(task, renderer(), **options)
-    return asyncio.run(service.run_episode(0, lend(policy)))
+    return await service.run_episode(0, lend(policy))
 
 
 def lend(policy: TokenCompleter, *, version: int | None = None) -> Sampler:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -28,10 +27,12 @@ async def over_the_wire(form: Form, **fault: Any) -> RolloutResult:
 
 
 @pytest.mark.parametrize(("form", "version"), [("completions", "w7"), ("generate", None)])
-def test_a_model_server_samples_what_a_function_would(form: Form, version: str | None) -> None:
-    served = asyncio.run(over_the_wire(form))
+async def test_a_model_server_samples_what_a_function_would(
+    form: Form, version: str | None
+) -> None:
+    served = await over_the_wire(form)
     service = RolloutService(adding(), renderer())
-    own = asyncio.run(service.run_episode(0, lend(Words(LINES))))
+    own = await service.run_episode(0, lend(Words(LINES)))
     assert (served.reward, served.failure) == (own.reward, None)
     for branch, other in zip(served.branches, own.branches, strict=True):
         assert branch.tokens == other.tokens
@@ -57,10 +58,10 @@ def test_a_model_server_samples_what_a_function_would(form: Form, version: str |
         ({"more": "x" * 2**23}, "answered more than"),
     ],
 )
-def test_an_answer_that_cannot_be_trained_on_is_a_failure(
+async def test_an_answer_that_cannot_be_trained_on_is_a_failure(
     fault: dict[str, Any], message: str
 ) -> None:
-    result = asyncio.run(over_the_wire("completions", **fault))
+    result = await over_the_wire("completions", **fault)
     assert result.reward is None
     assert result.failure is not None
     assert result.failure.cause == "sampler"
@@ -69,10 +70,10 @@ def test_an_answer_that_cannot_be_trained_on_is_a_failure(
 
 
 @pytest.mark.parametrize("version", [{}, [1.5], 2.5])
-def test_a_version_of_the_weights_is_a_number_or_a_text(version: Any) -> None:
+async def test_a_version_of_the_weights_is_a_number_or_a_text(version: Any) -> None:
     reply = {"token_ids": [1], "logprobs": {"token_logprobs": [-0.5]}, "finish_reason": "stop"}
     answer = {"choices": [reply], "metadata": {"weight_version": version or {"a": 1}}}
-    result = asyncio.run(lent_address(lambda: web.json_response(answer)))
+    result = await lent_address(lambda: web.json_response(answer))
     assert result.failure is not None
     assert "policy_version" in result.failure.message
 
@@ -85,14 +86,12 @@ def test_a_version_of_the_weights_is_a_number_or_a_text(version: Any) -> None:
     ],
     ids=["no other prompt", "the limit"],
 )
-def test_sampling_parameters_set(sampling: dict[str, Any], message: str | None) -> None:
-    async def run() -> RolloutResult:
-        service = RolloutService(adding(), renderer())
-        async with serving(Words(LINES)) as url, aiohttp.ClientSession() as session:
-            lent = Endpoint(url=url, sampling=sampling)
-            return await service.run_episode(0, EndpointSampler(lent, session))
-
-    failure = asyncio.run(run()).failure
+async def test_sampling_parameters_set(sampling: dict[str, Any], message: str | None) -> None:
+    service = RolloutService(adding(), renderer())
+    async with serving(Words(LINES)) as url, aiohttp.ClientSession() as session:
+        lent = Endpoint(url=url, sampling=sampling)
+        result = await service.run_episode(0, EndpointSampler(lent, session))
+    failure = result.failure
     assert failure is None if message is None else failure and message in failure.message
 
 
@@ -110,25 +109,22 @@ async def lent_address(answer: Callable[[], web.Response]) -> RolloutResult:
         return await service.run_episode(0, EndpointSampler(lent, session))
 
 
-def test_a_server_that_is_not_there_is_a_failure_with_its_address() -> None:
-    async def run() -> RolloutResult:
-        service = RolloutService(adding(), renderer())
-        async with aiohttp.ClientSession() as session:
-            nobody = Endpoint(url="http://127.0.0.1:9/v1")
-            return await service.run_episode(0, EndpointSampler(nobody, session))
-
-    result = asyncio.run(run())
+async def test_a_server_that_is_not_there_is_a_failure_with_its_address() -> None:
+    service = RolloutService(adding(), renderer())
+    async with aiohttp.ClientSession() as session:
+        nobody = Endpoint(url="http://127.0.0.1:9/v1")
+        result = await service.run_episode(0, EndpointSampler(nobody, session))
     assert result.failure is not None
     assert "http://127.0.0.1:9/v1/completions" in result.failure.message
 
 
-def test_what_a_server_says_to_a_refused_request_is_logged_and_not_returned(
+async def test_what_a_server_says_to_a_refused_request_is_logged_and_not_returned(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def refuse() -> web.Response:
         return web.Response(status=403, text="a secret of this network")
 
-    result = asyncio.run(lent_address(refuse))
+    result = await lent_address(refuse)
     assert result.failure is not None
     assert "answered 403" in result.failure.message
     assert "secret" not in result.failure.message

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -14,14 +13,11 @@ from tests.serve.engine import serving
 from tests.serve.server import Served, hosted, until
 
 
-def test_a_text_without_utf8_is_no_lost_episode() -> None:
-    async def run() -> tuple[int, Any]:
-        async with serving(Words(["1"])) as url, hosted(arithmetic()) as served:
-            lent = {"url": url, "policy_version": "\ud800", "form": "generate"}
-            body = {"task": "arithmetic", "sample": 0, "size": 1, "sampler": lent}
-            return await served.post("/v1/rollouts", body)
-
-    status, answer = asyncio.run(run())
+async def test_a_text_without_utf8_is_no_lost_episode() -> None:
+    async with serving(Words(["1"])) as url, hosted(arithmetic()) as served:
+        lent = {"url": url, "policy_version": "\ud800", "form": "generate"}
+        body = {"task": "arithmetic", "sample": 0, "size": 1, "sampler": lent}
+        status, answer = await served.post("/v1/rollouts", body)
     [rollout] = answer["rollouts"]
     assert (status, rollout["failure"]) == (200, None)
     assert rollout["branches"][0]["spans"][0]["policy_version"] == "\ud800"
@@ -55,7 +51,7 @@ def exchange(head: bytes) -> bytes:
     return asyncio.run(run())
 
 
-def test_a_session_with_too_many_messages_ends_with_its_episode() -> None:
+async def test_a_session_with_too_many_messages_ends_with_its_episode() -> None:
     async def flood(served: Served) -> None:
         socket = await served.client.ws_connect(f"{served.url}/ws")
         call = {"tool_name": "run_rollout", "arguments": {}}
@@ -64,10 +60,7 @@ def test_a_session_with_too_many_messages_ends_with_its_episode() -> None:
         closed = await socket.receive()
         assert (closed.type, closed.data) == (aiohttp.WSMsgType.CLOSE, 1008)
 
-    async def run() -> None:
-        slow = Words(["1"], delay_s=60)
-        async with serving(slow) as url, hosted(arithmetic(), sampler=url) as served:
-            await flood(served)
-            await until(lambda: not served.host.running)
-
-    asyncio.run(run())
+    slow = Words(["1"], delay_s=60)
+    async with serving(slow) as url, hosted(arithmetic(), sampler=url) as served:
+        await flood(served)
+        await until(lambda: not served.host.running)

@@ -70,7 +70,9 @@ async def vanish(*clients: asyncio.Task[Any]) -> None:
 
 @pytest.mark.docker
 @pytest.mark.parametrize("way", [ask, ask_in_a_session])
-def test_the_containers_of_a_client_that_vanishes_are_removed(way: Any, tmp_path: Path) -> None:
+async def test_the_containers_of_a_client_that_vanishes_are_removed(
+    way: Any, tmp_path: Path
+) -> None:
     label = tmp_path.name
     (tmp_path / "compose.yaml").write_text(COMPOSE.format(label=label))
     task = Task(
@@ -81,21 +83,18 @@ def test_the_containers_of_a_client_that_vanishes_are_removed(way: Any, tmp_path
         sandbox=("docker", str(tmp_path / "compose.yaml")),
     )
 
-    async def run() -> None:
-        policy = Closed(["plum"])
-        async with serving(policy) as url, hosted(task, sampler=url) as served:
-            clients = [asyncio.create_task(way(served, "boxed")) for _ in range(2)]
-            await until(lambda: policy.asked == 2)
-            assert len(containers(label)) == 2
-            await vanish(*clients)
-            await until(lambda: not served.host.running)
-            assert containers(label) == []
-
-    asyncio.run(run())
+    policy = Closed(["plum"])
+    async with serving(policy) as url, hosted(task, sampler=url) as served:
+        clients = [asyncio.create_task(way(served, "boxed")) for _ in range(2)]
+        await until(lambda: policy.asked == 2)
+        assert len(containers(label)) == 2
+        await vanish(*clients)
+        await until(lambda: not served.host.running)
+        assert containers(label) == []
 
 
 @pytest.mark.slow
-def test_a_hundred_clients_of_which_most_vanish_leave_nothing(
+async def test_a_hundred_clients_of_which_most_vanish_leave_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -120,22 +119,19 @@ def test_a_hundred_clients_of_which_most_vanish_leave_nothing(
         gc.collect()
         return {id(each) for each in gc.get_objects() if type(each) is InspectEnv}
 
-    async def run() -> None:
-        process, before = psutil.Process(), envs()
-        policy = Closed([read_then_answer])
-        async with serving(policy) as url, hosted(agent(), sampler=url) as served:
+    process, before = psutil.Process(), envs()
+    policy = Closed([read_then_answer])
+    async with serving(policy) as url, hosted(agent(), sampler=url) as served:
 
-            def left() -> tuple[int, int, int]:
-                return len(asyncio.all_tasks()), process.num_fds(), len(os.listdir(tmp_path))
+        def left() -> tuple[int, int, int]:
+            return len(asyncio.all_tasks()), process.num_fds(), len(os.listdir(tmp_path))
 
-            found = []
-            for _ in range(2):
-                async with aiohttp.ClientSession() as client:
-                    await round_of_clients(replace(served, client=client), policy)
-                found.append(left())
-            # a connection is closed some turns of the loop after its end
-            await until(lambda: all(now <= was for now, was in zip(left(), found[0], strict=True)))
-            assert served.host.waiting == 0
-            await until(lambda: not envs() - before)
-
-    asyncio.run(run())
+        found = []
+        for _ in range(2):
+            async with aiohttp.ClientSession() as client:
+                await round_of_clients(replace(served, client=client), policy)
+            found.append(left())
+        # a connection is closed some turns of the loop after its end
+        await until(lambda: all(now <= was for now, was in zip(left(), found[0], strict=True)))
+        assert served.host.waiting == 0
+        await until(lambda: not envs() - before)

@@ -81,7 +81,7 @@ def test_an_example_task_is_collected(name: str, args: dict[str, Any], tmp_path:
         async with serving(TinyModel()) as url, hosted(task, sampler=url, **OPTIONS) as served:
             return await collected(served, task, tmp_path)
 
-    check(asyncio.run(run()), own(task, TinyModel(), **OPTIONS))
+    check(asyncio.run(run()), asyncio.run(own(task, TinyModel(), **OPTIONS)))
 
 
 @pytest.mark.parametrize(("task", "lines"), CASES)
@@ -90,7 +90,7 @@ def test_scripted_replies_are_collected(task: Task, lines: list[str], tmp_path: 
         async with serving(Words(lines)) as url, hosted(task, sampler=url) as served:
             return await collected(served, task, tmp_path)
 
-    check(asyncio.run(run()), own(task, Words(lines)))
+    check(asyncio.run(run()), asyncio.run(own(task, Words(lines))))
 
 
 def test_a_failure_is_no_row_and_no_zero(tmp_path: Path) -> None:

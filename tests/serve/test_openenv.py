@@ -40,7 +40,7 @@ def test_the_client_gets_the_rollouts_training_trace(task: Task, lines: list[str
         async with serving(Words(lines)) as engine, hosted(task) as served:
             return await asyncio.to_thread(rolled_out, served.url, task.name, llm_url=engine)
 
-    check(asyncio.run(run()), own(task, Words(lines)))
+    check(asyncio.run(run()), asyncio.run(own(task, Words(lines))))
 
 
 @pytest.mark.parametrize(("name", "args"), EXAMPLES)
@@ -51,7 +51,7 @@ def test_an_example_task_gives_the_rollouts_training_trace(name: str, args: dict
         async with serving(TinyModel()) as engine, hosted(task, **OPTIONS) as served:
             return await asyncio.to_thread(rolled_out, served.url, task.name, llm_url=engine)
 
-    check(asyncio.run(run()), own(task, TinyModel(), **OPTIONS))
+    check(asyncio.run(run()), asyncio.run(own(task, TinyModel(), **OPTIONS)))
 
 
 def check(result: Any, expected: RolloutResult) -> None:

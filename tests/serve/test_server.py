@@ -56,16 +56,15 @@ def run_body(task: Task, **task_input: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("task", "lines"), CASES)
-def test_an_episode_over_the_network_is_the_one_in_process(task: Task, lines: list[str]) -> None:
-    async def run() -> Any:
-        async with serving(Words(lines)) as url, hosted(task) as served:
-            body = {"task": task.name, "sample": 0, "size": 1, "sampler": {"url": url}}
-            return await served.post("/v1/rollouts", body)
-
-    status, answer = asyncio.run(run())
+async def test_an_episode_over_the_network_is_the_one_in_process(
+    task: Task, lines: list[str]
+) -> None:
+    async with serving(Words(lines)) as url, hosted(task) as served:
+        body = {"task": task.name, "sample": 0, "size": 1, "sampler": {"url": url}}
+        status, answer = await served.post("/v1/rollouts", body)
     assert status == 200, answer
     [rollout] = answer["rollouts"]
-    expected = own(task, Words(lines))
+    expected = await own(task, Words(lines))
     assert (rollout["reward"], rollout["failure"]) == (expected.reward, None)
     assert len(rollout["branches"]) == len(expected.branches)
     for got, branch in zip(rollout["branches"], expected.branches, strict=True):
@@ -75,14 +74,11 @@ def test_an_episode_over_the_network_is_the_one_in_process(task: Task, lines: li
 
 
 @pytest.mark.parametrize(("task", "lines"), CASES)
-def test_nemo_gyms_run_gives_a_response_with_tokens(task: Task, lines: list[str]) -> None:
-    async def run() -> Any:
-        async with serving(Words(lines)) as url, hosted(task, sampler=url) as served:
-            return await served.post("/run", run_body(task))
-
-    status, answer = asyncio.run(run())
+async def test_nemo_gyms_run_gives_a_response_with_tokens(task: Task, lines: list[str]) -> None:
+    async with serving(Words(lines)) as url, hosted(task, sampler=url) as served:
+        status, answer = await served.post("/run", run_body(task))
     assert status == 200, answer
-    expected = own(task, Words(lines))
+    expected = await own(task, Words(lines))
     assert answer["episode_id"] == {"rollout_id": "r-0", "attempt": 1}
     assert answer["task_id"] == {"taskset": task.name, "task_id": sample_id(task)}
     result = answer["result"]
@@ -102,33 +98,29 @@ def test_nemo_gyms_run_gives_a_response_with_tokens(task: Task, lines: list[str]
         ({"sampler": {"url": "http://127.0.0.1:9"}}, "agent", "agent_request_failed"),
     ],
 )
-def test_nemo_gym_gets_failures_in_its_words(change: Any, stage: str, kind: str) -> None:
+async def test_nemo_gym_gets_failures_in_its_words(change: Any, stage: str, kind: str) -> None:
     task = Task(name="t", dataset=sums(1), scorer=crashing())
 
-    async def run() -> Any:
-        async with serving(Words(["1"])) as url, hosted(task) as served:
-            return await served.post("/run", run_body(task, **{"sampler": {"url": url}, **change}))
-
-    status, answer = asyncio.run(run())
+    async with serving(Words(["1"])) as url, hosted(task) as served:
+        status, answer = await served.post(
+            "/run", run_body(task, **{"sampler": {"url": url}, **change})
+        )
     assert status == 200
     assert "result" not in answer
     failure = answer["failure"]
     assert (failure["stage"], failure["failure_kind"], failure["terminal"]) == (stage, kind, False)
 
 
-def test_nemo_gym_gets_a_terminal_failure_for_a_sample_that_is_not_there() -> None:
-    async def run() -> Any:
-        async with hosted(arithmetic()) as served:
-            body = run_body(arithmetic())
-            body["task"]["task_id"]["task_id"] = "other"
-            return await served.post("/run", body)
-
-    _, answer = asyncio.run(run())
+async def test_nemo_gym_gets_a_terminal_failure_for_a_sample_that_is_not_there() -> None:
+    async with hosted(arithmetic()) as served:
+        body = run_body(arithmetic())
+        body["task"]["task_id"]["task_id"] = "other"
+        _, answer = await served.post("/run", body)
     assert answer["failure"]["terminal"]
     assert "has no sample 'other'" in answer["failure"]["failure_reason"]
 
 
-def test_metrics_are_aggregated_by_task_without_masked_rollouts() -> None:
+async def test_metrics_are_aggregated_by_task_without_masked_rollouts() -> None:
     rows: Sequence[dict[str, Any]] = [
         {"_ng_task_index": 0, "reward": 1.0},
         {"_ng_task_index": 0, "reward": 0.0},
@@ -136,140 +128,114 @@ def test_metrics_are_aggregated_by_task_without_masked_rollouts() -> None:
         {"_ng_task_index": 1, "reward": 9.0, "mask_sample": True},
     ]
 
-    async def run() -> Any:
-        async with hosted(arithmetic()) as served:
-            return await served.post("/aggregate_metrics", {"verify_responses": rows})
-
-    _, answer = asyncio.run(run())
+    async with hosted(arithmetic()) as served:
+        _, answer = await served.post("/aggregate_metrics", {"verify_responses": rows})
     assert [each["mean/reward"] for each in answer["group_level_metrics"]] == [0.5, 1.0]
     assert answer["key_metrics"] == {"mean/reward": pytest.approx(2 / 3)}
 
 
-def test_metrics_of_a_large_run_are_aggregated() -> None:
+async def test_metrics_of_a_large_run_are_aggregated() -> None:
     row = {"reward": 1.0, "scores": "x" * 2**21}
     body = io.BytesIO(json.dumps({"verify_responses": [row]}).encode())
 
-    async def run() -> int:
-        async with (
-            hosted(arithmetic()) as served,
-            served.client.post(
-                f"{served.url}/aggregate_metrics",
-                data=body,
-                headers={"Content-Type": "application/json"},
-            ) as answer,
-        ):
-            return answer.status
-
-    assert asyncio.run(run()) == 200
+    async with (
+        hosted(arithmetic()) as served,
+        served.client.post(
+            f"{served.url}/aggregate_metrics",
+            data=body,
+            headers={"Content-Type": "application/json"},
+        ) as answer,
+    ):
+        assert answer.status == 200
 
 
-def test_a_client_that_vanishes_ends_its_own_episodes_only() -> None:
-    async def run() -> None:
-        slow = Words(["1"], delay_s=0.5)
-        async with serving(slow) as url, hosted(agent(), arithmetic(), sampler=url) as served:
-            host = served.host
-            stays = asyncio.create_task(
-                served.post("/v1/rollouts", {"task": "arithmetic", "sample": "s0", "size": 1})
-            )
-            leaves = asyncio.create_task(
-                served.post("/v1/rollouts", {"task": "agent", "sample": "a", "size": 3})
-            )
-            socket = await served.client.ws_connect(f"{served.url}/ws")
-            call = {"tool_name": "run_rollout", "arguments": {"split": "agent"}}
-            await socket.send_json({"type": "step", "data": {"type": "call_tool", **call}})
-            await until(lambda: host.running == 5)
-            leaves.cancel()
-            await socket.close()
-            status, answer = await stays
-            assert (status, answer["rollouts"][0]["reward"]) == (200, 1.0)
-            await until(lambda: host.running == 0)
-            _, text = await served.get("/metrics")
-            assert 'task="agent",outcome="cancelled"} 4' in text
-            assert 'task="arithmetic",outcome="ok"} 1' in text
-
-    asyncio.run(run())
+async def test_a_client_that_vanishes_ends_its_own_episodes_only() -> None:
+    slow = Words(["1"], delay_s=0.5)
+    async with serving(slow) as url, hosted(agent(), arithmetic(), sampler=url) as served:
+        host = served.host
+        stays = asyncio.create_task(
+            served.post("/v1/rollouts", {"task": "arithmetic", "sample": "s0", "size": 1})
+        )
+        leaves = asyncio.create_task(
+            served.post("/v1/rollouts", {"task": "agent", "sample": "a", "size": 3})
+        )
+        socket = await served.client.ws_connect(f"{served.url}/ws")
+        call = {"tool_name": "run_rollout", "arguments": {"split": "agent"}}
+        await socket.send_json({"type": "step", "data": {"type": "call_tool", **call}})
+        await until(lambda: host.running == 5)
+        leaves.cancel()
+        await socket.close()
+        status, answer = await stays
+        assert (status, answer["rollouts"][0]["reward"]) == (200, 1.0)
+        await until(lambda: host.running == 0)
+        _, text = await served.get("/metrics")
+        assert 'task="agent",outcome="cancelled"} 4' in text
+        assert 'task="arithmetic",outcome="ok"} 1' in text
 
 
-def test_episodes_wait_for_a_place_and_no_longer_than_they_may() -> None:
-    async def run() -> None:
-        limits = Limits(max_episodes=2, queue_timeout=0.1)
-        slow = Words(["1"], delay_s=4)
-        async with serving(slow) as url, hosted(arithmetic(), sampler=url, limits=limits) as served:
-            body = {"task": "arithmetic", "sample": "s0", "size": 2}
-            first = asyncio.create_task(served.post("/v1/rollouts", body))
-            await until(lambda: served.host.running == 2)
-            status, answer = await served.post("/v1/rollouts", {**body, "size": 1})
-            assert (status, "no place" in answer["detail"]) == (503, True)
-            _, late = await served.post("/run", run_body(arithmetic()))
-            assert late["failure"]["stage"] == "admission"
-            assert (await first)[0] == 200
-            status, answer = await served.post("/v1/rollouts", {**body, "size": 3})
-            assert (status, "at most 2 episodes" in answer["detail"]) == (400, True)
-
-    asyncio.run(run())
+async def test_episodes_wait_for_a_place_and_no_longer_than_they_may() -> None:
+    limits = Limits(max_episodes=2, queue_timeout=0.1)
+    slow = Words(["1"], delay_s=4)
+    async with serving(slow) as url, hosted(arithmetic(), sampler=url, limits=limits) as served:
+        body = {"task": "arithmetic", "sample": "s0", "size": 2}
+        first = asyncio.create_task(served.post("/v1/rollouts", body))
+        await until(lambda: served.host.running == 2)
+        status, answer = await served.post("/v1/rollouts", {**body, "size": 1})
+        assert (status, "no place" in answer["detail"]) == (503, True)
+        _, late = await served.post("/run", run_body(arithmetic()))
+        assert late["failure"]["stage"] == "admission"
+        assert (await first)[0] == 200
+        status, answer = await served.post("/v1/rollouts", {**body, "size": 3})
+        assert (status, "at most 2 episodes" in answer["detail"]) == (400, True)
 
 
-def test_an_episode_that_takes_too_long_is_cut_and_is_no_zero() -> None:
-    async def run() -> None:
-        limits = Limits(episode_timeout=0.2)
-        slow = Words(["1"], delay_s=3)
-        async with serving(slow) as url, hosted(arithmetic(), sampler=url, limits=limits) as served:
-            body = {"task": "arithmetic", "sample": "s0"}
-            status, answer = await served.post("/v1/rollouts", body)
-            assert (status, "cut after 0.2 seconds" in answer["detail"]) == (504, True)
-            _, late = await served.post("/run", run_body(arithmetic()))
-            assert late["failure"]["failure_kind"] == "agent_timeout"
-            assert served.host.running == 0
-
-    asyncio.run(run())
+async def test_an_episode_that_takes_too_long_is_cut_and_is_no_zero() -> None:
+    limits = Limits(episode_timeout=0.2)
+    slow = Words(["1"], delay_s=3)
+    async with serving(slow) as url, hosted(arithmetic(), sampler=url, limits=limits) as served:
+        body = {"task": "arithmetic", "sample": "s0"}
+        status, answer = await served.post("/v1/rollouts", body)
+        assert (status, "cut after 0.2 seconds" in answer["detail"]) == (504, True)
+        _, late = await served.post("/run", run_body(arithmetic()))
+        assert late["failure"]["failure_kind"] == "agent_timeout"
+        assert served.host.running == 0
 
 
-def test_requests_without_the_token_of_web_pages_or_too_large_are_refused() -> None:
-    async def run() -> None:
-        token = "correct horse battery"
-        words = Words(["1"])
-        async with serving(words) as url, hosted(arithmetic(), sampler=url, token=token) as served:
-            body = {"task": "arithmetic", "sample": "s0", "size": 1}
-            mine = {"Authorization": f"Bearer {token}"}
-            assert (await served.post("/v1/rollouts", body))[0] == 401
-            wrong = {"Authorization": "Bearer wrong"}
-            assert (await served.post("/v1/rollouts", body, **wrong))[0] == 401
-            assert (await served.get("/metrics"))[0] == 401
-            assert (await served.get("/health"))[0] == 200
-            page = {**mine, "Origin": "http://example.com"}
-            assert (await served.post("/v1/rollouts", body, **page))[0] == 403
-            large = io.BytesIO(b" " * (2**20 + 1))
-            async with served.client.post(
-                f"{served.url}/v1/rollouts", data=large, headers=mine
-            ) as answer:
-                assert answer.status == 413
-            assert (await served.post("/v1/rollouts", body, **mine))[0] == 200
-            with pytest.raises(aiohttp.WSServerHandshakeError):
-                await served.client.ws_connect(f"{served.url}/ws")
-
-    asyncio.run(run())
+async def test_requests_without_the_token_of_web_pages_or_too_large_are_refused() -> None:
+    token = "correct horse battery"
+    words = Words(["1"])
+    async with serving(words) as url, hosted(arithmetic(), sampler=url, token=token) as served:
+        body = {"task": "arithmetic", "sample": "s0", "size": 1}
+        mine = {"Authorization": f"Bearer {token}"}
+        assert (await served.post("/v1/rollouts", body))[0] == 401
+        wrong = {"Authorization": "Bearer wrong"}
+        assert (await served.post("/v1/rollouts", body, **wrong))[0] == 401
+        assert (await served.get("/metrics"))[0] == 401
+        assert (await served.get("/health"))[0] == 200
+        page = {**mine, "Origin": "http://example.com"}
+        assert (await served.post("/v1/rollouts", body, **page))[0] == 403
+        large = io.BytesIO(b" " * (2**20 + 1))
+        async with served.client.post(
+            f"{served.url}/v1/rollouts", data=large, headers=mine
+        ) as answer:
+            assert answer.status == 413
+        assert (await served.post("/v1/rollouts", body, **mine))[0] == 200
+        with pytest.raises(aiohttp.WSServerHandshakeError):
+            await served.client.ws_connect(f"{served.url}/ws")
 
 
-def test_openenvs_task_api_takes_the_first_task_by_default() -> None:
-    async def run() -> list[Any]:
-        async with hosted(arithmetic()) as served:
-            paths = ("num_tasks", "task", "task_range")
-            return [(await served.post(f"/harbor_env/{path}", {}))[1] for path in paths]
-
-    count, first, listed = asyncio.run(run())
+async def test_openenvs_task_api_takes_the_first_task_by_default() -> None:
+    async with hosted(arithmetic()) as served:
+        paths = ("num_tasks", "task", "task_range")
+        count, first, listed = [(await served.post(f"/harbor_env/{path}", {}))[1] for path in paths]
     assert (count["num_tasks"], first["task"]["task_id"], len(listed["tasks"])) == (4, "s0", 4)
 
 
-def test_a_web_page_that_points_its_name_at_this_machine_is_refused() -> None:
-    async def run() -> None:
-        async with hosted(arithmetic()) as served:
-            for name, status in (("localhost:8400", 200), ("[::1]", 200), ("evil.example", 403)):
-                async with served.client.get(
-                    f"{served.url}/metrics", headers={"Host": name}
-                ) as answer:
-                    assert answer.status == status, name
-
-    asyncio.run(run())
+async def test_a_web_page_that_points_its_name_at_this_machine_is_refused() -> None:
+    async with hosted(arithmetic()) as served:
+        for name, status in (("localhost:8400", 200), ("[::1]", 200), ("evil.example", 403)):
+            async with served.client.get(f"{served.url}/metrics", headers={"Host": name}) as answer:
+                assert answer.status == status, name
 
 
 @pytest.mark.parametrize(
@@ -281,23 +247,20 @@ def test_a_web_page_that_points_its_name_at_this_machine_is_refused() -> None:
         b"\xff\x00",
     ],
 )
-def test_a_message_that_makes_no_sense_gets_an_error_and_the_session_continues(
+async def test_a_message_that_makes_no_sense_gets_an_error_and_the_session_continues(
     text: str | bytes,
 ) -> None:
-    async def run() -> None:
-        async with hosted(arithmetic()) as served:
-            socket = await served.client.ws_connect(f"{served.url}/ws")
-            await (socket.send_str(text) if isinstance(text, str) else socket.send_bytes(text))
-            assert (await socket.receive_json())["type"] == "error"
-            call = {"tool_name": "run_rollout", "arguments": [1]}
-            await socket.send_json({"type": "step", "data": call})
-            answer = await socket.receive_json()
-            assert not json.loads(answer["data"]["observation"]["result"])["ok"]
-            await socket.send_json({"type": "state"})
-            assert (await socket.receive_json())["type"] == "state"
-            await socket.close()
-
-    asyncio.run(run())
+    async with hosted(arithmetic()) as served:
+        socket = await served.client.ws_connect(f"{served.url}/ws")
+        await (socket.send_str(text) if isinstance(text, str) else socket.send_bytes(text))
+        assert (await socket.receive_json())["type"] == "error"
+        call = {"tool_name": "run_rollout", "arguments": [1]}
+        await socket.send_json({"type": "step", "data": call})
+        answer = await socket.receive_json()
+        assert not json.loads(answer["data"]["observation"]["result"])["ok"]
+        await socket.send_json({"type": "state"})
+        assert (await socket.receive_json())["type"] == "state"
+        await socket.close()
 
 
 @pytest.mark.parametrize(
@@ -317,12 +280,9 @@ def test_a_message_that_makes_no_sense_gets_an_error_and_the_session_continues(
         ("/aggregate_metrics", {"verify_responses": [{"_ng_task_index": []}]}),
     ],
 )
-def test_a_body_that_makes_no_sense_is_a_fault_of_the_request(path: str, body: Any) -> None:
-    async def run() -> int:
-        async with hosted(arithmetic()) as served:
-            return (await served.post(path, body))[0]
-
-    assert asyncio.run(run()) in (400, 422)
+async def test_a_body_that_makes_no_sense_is_a_fault_of_the_request(path: str, body: Any) -> None:
+    async with hosted(arithmetic()) as served:
+        assert (await served.post(path, body))[0] in (400, 422)
 
 
 @pytest.mark.parametrize(
@@ -333,13 +293,10 @@ def test_a_body_that_makes_no_sense_is_a_fault_of_the_request(path: str, body: A
         ({"sampler": {"url": "http://127.0.0.1:1"}}, "has its own sampler"),
     ],
 )
-def test_what_there_is_not_is_a_400(change: Any, message: str) -> None:
-    async def run() -> Any:
-        async with hosted(arithmetic(), sampler="http://127.0.0.1:9") as served:
-            body = {"task": "arithmetic", "sample": "s0", **change}
-            return await served.post("/v1/rollouts", body)
-
-    status, answer = asyncio.run(run())
+async def test_what_there_is_not_is_a_400(change: Any, message: str) -> None:
+    async with hosted(arithmetic(), sampler="http://127.0.0.1:9") as served:
+        body = {"task": "arithmetic", "sample": "s0", **change}
+        status, answer = await served.post("/v1/rollouts", body)
     assert status == 400
     assert message in answer["detail"]
 
@@ -369,14 +326,11 @@ def test_sigterm_waits_for_episodes_and_readiness_ends_first() -> None:
         signal.signal(signal.SIGTERM, before)
 
 
-def test_an_episode_is_a_line_of_json_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    async def run() -> None:
+async def test_an_episode_is_a_line_of_json_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
         async with serving(Words(["1"])) as url, hosted(arithmetic(), sampler=url) as served:
             body = {"task": "arithmetic", "sample": "s0", "size": 1}
             await served.post("/v1/rollouts", body)
-
-    with caplog.at_level(logging.INFO):
-        asyncio.run(run())
     [record] = [each for each in caplog.records if hasattr(each, FIELDS)]
     line = json.loads(JsonFormatter().format(record))
     assert line["event"] == "episode"

@@ -94,7 +94,7 @@ def test_the_evaluation_command_gets_the_rollouts_tokens_and_reward(
         if client == "train"
         else by_completions(name, Words(lines), tmp_path)
     )
-    check(trace, own(task, Words(lines)))
+    check(trace, asyncio.run(own(task, Words(lines))))
     assert trace.stop_condition == "agent_completed"
 
 
@@ -105,7 +105,7 @@ def test_the_evaluation_command_runs_an_example_task(
     options = {each: value for each, value in OPTIONS.items() if each != "group_size"}
     made = module(example(name, args), **options)
     [trace] = asyncio.run(evaluated(made, TinyModel(), tmp_path))
-    check(trace, own(example(name, args), TinyModel(), **OPTIONS))
+    check(trace, asyncio.run(own(example(name, args), TinyModel(), **OPTIONS)))
 
 
 def check(trace: Any, result: RolloutResult) -> None:
