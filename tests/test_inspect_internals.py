@@ -121,7 +121,7 @@ print(*(name for name in before if name in after and after[name] is not before[n
 
 
 def test_episodes_replace_nothing_but_what_is_listed(tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "ignore", "-c", _EPISODES, tmp_path]
+    command = [sys.executable, "-W", "ignore", "-c", _EPISODES, str(tmp_path)]
     changed = set(run(*command, cwd=Path(__file__).parents[1]).split())
     listed = set(EXCHANGED)
     assert "inspect_ai.model._call_tools:call_tool" in changed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -74,6 +74,15 @@ class Words(TokenCompleter):
             maybe_logprobs=[-0.5] * len(tokens),
             stop_reason="length" if cut else "stop",
         )
+
+
+def trained_tokens(data: Iterable[tinker.Datum]) -> list[int]:
+    """Return the tokens that are in the loss."""
+    found = []
+    for datum in data:
+        targets, mask = (datum.loss_fn_inputs[name].tolist() for name in ("target_tokens", "mask"))
+        found += [token for token, trained in zip(targets, mask, strict=True) if trained]
+    return found
 
 
 def plain(datum: tinker.Datum) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from inspect_ai.model import ChatMessage, ModelOutput, ModelUsage, get_model
 from inspect_ai.scorer import includes
 from inspect_ai.solver import Generate, TaskState, basic_agent, generate, use_tools
 from tests.functions import make_solver, make_tool
-from tests.rl.policies import END, Words, encode, renderer, tool_call
+from tests.rl.policies import END, Words, encode, renderer, tool_call, trained_tokens
 from tinker_cookbook.completers import StopCondition, TokensWithLogprobs
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
@@ -152,18 +152,7 @@ async def test_a_call_over_the_window_ends_as_in_an_eval(name: str) -> None:
     metrics = group.trajectories_G[0].transitions[-1].metrics
     assert metrics["tokens/over_window"] == script.count(OVER)
     sampled = [token for line in script if line is not None for token in encode(line + END)]
-    data = trajectory_to_data(group.trajectories_G[0], 1.0)
-    trained = [
-        target
-        for datum in data
-        for target, on in zip(
-            datum.loss_fn_inputs["target_tokens"].data,
-            datum.loss_fn_inputs["mask"].data,
-            strict=True,
-        )
-        if on
-    ]
-    assert trained == sampled
+    assert trained_tokens(trajectory_to_data(group.trajectories_G[0], 1.0)) == sampled
 
 
 async def test_a_first_prompt_over_the_window_is_scored_without_a_turn() -> None:

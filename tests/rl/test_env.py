@@ -14,7 +14,7 @@ from inspect_ai.scorer import Score, Scorer, Target, match, mean, model_graded_q
 from inspect_ai.solver import Generate, Solver, TaskState, generate, use_tools
 from inspect_ai.util import collect
 from tests.functions import make_scorer, make_solver, make_tool
-from tests.rl.policies import Words, encode, renderer, tool_call
+from tests.rl.policies import Words, encode, renderer, tool_call, trained_tokens
 from tests.rl.tasks import (
     adding,
     agent,
@@ -155,12 +155,8 @@ async def trained_texts(task: Task, policy: Words, **options: Any) -> list[str]:
     [builder] = as_rl_dataset(task, renderer(), **options).get_batch(0)
     group = await do_group_rollout(builder, policy)
     [trajectory] = group.trajectories_G
-    texts = []
-    for datum in trajectory_to_data(trajectory, 1.0):
-        targets, mask = (datum.loss_fn_inputs[name].tolist() for name in ("target_tokens", "mask"))
-        kept = [token for token, trained in zip(targets, mask, strict=True) if trained]
-        texts.append(str(renderer().tokenizer.decode(kept)))
-    return [text for text in texts if text]
+    kept = [trained_tokens([datum]) for datum in trajectory_to_data(trajectory, 1.0)]
+    return [str(renderer().tokenizer.decode(tokens)) for tokens in kept if tokens]
 
 
 async def test_a_reply_that_nobody_waited_for_is_not_trained_on() -> None:

@@ -18,6 +18,7 @@ from inspect_ai.model import (
     ModelOutput,
 )
 from inspect_ai.tool import ToolFunction
+from tests.rl.policies import trained_tokens
 from tests.tokens.conversations import (
     BASH,
     SUBMIT,
@@ -464,16 +465,7 @@ def test_a_token_that_a_stop_sequence_begins_within_is_not_trained_on() -> None:
     )
     prompt = tokenizer().decode(rollout.transitions[1].ob.to_ints())
     assert f"{output.completion}<|im_end|>" in prompt
-    trained = [
-        token
-        for datum in rollout.data()
-        for token, mask in zip(
-            datum.loss_fn_inputs["target_tokens"].data,
-            datum.loss_fn_inputs["mask"].data,
-            strict=True,
-        )
-        if mask
-    ]
+    trained = trained_tokens(rollout.data())
     assert inside not in tokenizer().decode(trained)
     assert "Done." in tokenizer().decode(trained)
     assert_honest(rollout)
