@@ -401,7 +401,7 @@ async def test_an_observer_changes_nothing_and_its_failure_is_said_once(
             await hooks.report_end(result, None)
     assert untouched(result)
     [record] = caplog.records
-    assert "Meddler" in record.getMessage()
+    assert f"{__name__}.Meddler" in record.getMessage()
     assert "I always fail" in record.getMessage()
 
 
