@@ -124,6 +124,10 @@ async def _with_half_a_surrogate_pair(box: SandboxEnvironment) -> object:
     return await box.exec(["python3", "-"], input="print('\ud800')")
 
 
+async def _of_no_name(box: SandboxEnvironment) -> object:
+    return await box.read_file("")
+
+
 async def _used_up(box: SandboxEnvironment) -> object:
     raise SandboxMisusedError("no process is left")
 
@@ -142,6 +146,7 @@ ACTIONS = [
     _slow_and_cleaned_up_after,
     _with_a_zero_byte,
     _with_half_a_surrogate_pair,
+    _of_no_name,
     _used_up,
 ]
 

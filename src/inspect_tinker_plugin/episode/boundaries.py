@@ -285,13 +285,18 @@ class _Operation:
             # Made by a kernel. It is about the sandbox only if it names what was asked for.
             missing_program = self.name == "exec" and isinstance(error, FileNotFoundError)
             refused = error.errno in _OF_THIS_MACHINE
-            return self._is_path(error.filename) and not missing_program and not refused
+            named = self._is_path(error.filename) or self._is_directory_without_name(error)
+            return named and not missing_program and not refused
         return isinstance(error, _IN_CONTRACT.get(self.name, ()))
 
     def _is_path(self, found: object) -> bool:
         """Whether a path is the one that was asked for, which the provider may have made whole."""
         asked = PurePosixPath(self.path).parts
         return isinstance(found, str) and PurePosixPath(found).parts[-len(asked) :] == asked != ()
+
+    def _is_directory_without_name(self, error: OSError) -> bool:
+        """Whether the file that was asked for is ``""`` or ``"."``, as a policy may call one."""
+        return isinstance(error, IsADirectoryError) and not PurePosixPath(self.path).parts
 
 
 class Operations:
