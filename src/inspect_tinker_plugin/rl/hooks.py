@@ -180,7 +180,7 @@ class Observers:
                 if (id(observer), method) not in self._complained:
                     self._complained.add((id(observer), method))
                     logger.warning(
-                        "observer %s.%s failed in %s; the episode is unaffected (reported once): %r",
+                        "observer %s.%s failed in %s, reported once; the episode is unaffected: %r",
                         type(observer).__module__,
                         type(observer).__qualname__,
                         method,
