@@ -41,7 +41,7 @@ RESULT_CLASSES = (
     ("serve.results", "Span", "A reply in a `Branch`."),
     ("serve.results", "SampledTurn", "A model call of a `RolloutResult`."),
     ("serve.results", "Failure", "`RolloutResult.failure`."),
-    ("testing.parity", "ParityReport", "What `check_parity` returns for each sample."),
+    ("testing.kit", "ParityReport", "What `check_parity` returns for each sample."),
     ("export.pipeline", "ExportReport", "What `export_task` returns."),
     ("train.run", "TrainResult", "What `train` returns."),
 )
