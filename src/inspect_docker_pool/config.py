@@ -125,7 +125,7 @@ class Hardening:
 
 @dataclass(frozen=True)
 class PoolSize:
-    """How many projects a pool keeps; mostly they have one container. Part of its key."""
+    """How many projects a pool keeps, which is part of its key; mostly they have one container."""
 
     warm: int = 2
     """Projects kept ready."""
@@ -204,8 +204,8 @@ class ProjectConfig:
 
     def key(self, images: Sequence[str]) -> str:
         """Return the key of the pool that may serve this configuration."""
-        sizes = asdict(self.pool)
-        return self._hash("source", "build", "pull", "image", and_also=[*images, sizes])
+        own = [*images, self.pool.warm, self.pool.max]
+        return self._hash("source", "build", "pull", "image", and_also=own)
 
     @property
     def digest(self) -> str:

@@ -2,7 +2,8 @@
 
 Whoever calls foreign code (a sandbox operation, a tool, a judge, the policy) stamps the cause on
 what it raises; the first stamp stays. Solver, scorer, start-up and reward are the parts that run
-the rest. Texts of messages are never looked at.
+the rest. Texts of messages are not looked at, but for that of a zero byte, which has no type of its
+own.
 """
 
 from __future__ import annotations

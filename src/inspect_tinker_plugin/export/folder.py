@@ -43,6 +43,12 @@ HELD_BYTES = 512 * 1024
 HELD_SECONDS = 1.0
 """Rows are written to the journal when there are as many in memory, or for as long."""
 
+FILE_BYTES = 256 * 1024 * 1024
+"""Size of the rows of a file, before they are compressed; with more, there are several files."""
+
+CHUNK_ROWS = 100
+"""Rows that are converted together."""
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -357,13 +363,6 @@ def push_to_hub(folder: Path, repository: str) -> None:
         ) from error
 
 
-FILE_BYTES = 256 * 1024 * 1024
-"""Size of the rows of a file, before they are compressed; with more, there are several files."""
-
-CHUNK_ROWS = 100
-"""Rows that are converted together."""
-
-
 def write_split(
     journal: Journal, split: str, features: Features, format: Format
 ) -> tuple[list[Path], int]:
@@ -427,7 +426,11 @@ def hide_bars() -> Iterator[None]:
 
 
 def write_card(title: str, about: str, *, features: Features, files: Mapping[str, str]) -> str:
-    """Write the card of an export."""
+    """Write the card of an export, which tells ``load_dataset`` (and the Hub) the schema.
+
+    JSON lines need it: their reader guesses types from the first lines, and a key that is null
+    there would have no type for the lines that follow.
+    """
     from datasets import DatasetInfo
     from datasets.info import DatasetInfosDict
     from huggingface_hub import DatasetCardData

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from inspect_tinker_plugin.contracts.rewards import GroupRewardSpec, RewardSpec
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 COMMANDS = ("audit", "bench", "check", "export", "rollout", "serve", "train")
 """Commands that take options of a dataset."""
@@ -306,9 +307,6 @@ def _require_positive(name: str, value: object) -> None:
 def _require_amount(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ConfigError(f"{name} must be a number above 0, got {value!r}")
-
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class DatasetKeywords(TypedDict, total=False):

@@ -21,6 +21,18 @@ from pydantic import BaseModel, ConfigDict, Field
 from inspect_tinker_plugin.contracts.errors import ConfigError, InspectRLError
 from inspect_tinker_plugin.contracts.wording import counted
 
+logger = getLogger(__name__)
+
+Form = Literal["completions", "generate"]
+
+_PATHS = {"completions": "v1/completions", "generate": "inference/v1/generate"}
+
+MAX_ANSWER = 2**27
+"""Bytes of an answer at most; less where 4 KiB per token of prompt and reply is less."""
+
+SESSION_HEADER = "X-Session-ID"
+"""Header with the id of the episode, by which routers choose an engine."""
+
 
 class SamplerError(InspectRLError):
     """The sampler failed, or what it returned cannot be trained on."""
@@ -85,19 +97,6 @@ class Sampled:
 
 Sampler = Callable[[Prompt], Awaitable[Sampled]]
 """A function that continues a prompt; what it raises is the failure of its episode."""
-
-
-logger = getLogger(__name__)
-
-Form = Literal["completions", "generate"]
-
-_PATHS = {"completions": "v1/completions", "generate": "inference/v1/generate"}
-
-MAX_ANSWER = 2**27
-"""Bytes of an answer at most; less where 4 KiB per token of prompt and reply is less."""
-
-SESSION_HEADER = "X-Session-ID"
-"""Header with the id of the episode, by which routers choose an engine."""
 
 
 @dataclass(frozen=True, kw_only=True)

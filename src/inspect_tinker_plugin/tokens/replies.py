@@ -214,27 +214,26 @@ class ReplyParser:
 
     def _parse(self, body: list[int], stop: int | None) -> tuple[Message, bool]:
         """Return the renderer's message, and whether the reply is complete."""
+        text = str(self._tokenizer.decode(body))
         if self._stop_ids:
             # A reply without a stop token is parsed as if it had one: renderers return the
             # raw text otherwise, with the reasoning as a part of the answer.
             end = self._stop_ids[0] if stop is None else stop
-            message, _ = self._read(body, [end])
+            message, _ = self._read(text, [*body, end])
             return message, stop is not None
-        message, termination = self._read(body, [])
-        text = str(self._tokenizer.decode(body))
+        message, termination = self._read(text, body)
         return message, termination.is_clean or any(stop in text for stop in self._stop_texts)
 
-    def _read(self, body: list[int], end: list[int]) -> tuple[Message, ParseTermination]:
+    def _read(self, text: str, tokens: list[int]) -> tuple[Message, ParseTermination]:
         """Let the renderer parse; what makes it or Python's JSON reader give up is a call unparsed.
 
         Renderers expect only ``JSONDecodeError`` of it. Numbers with thousands of digits and lists
         thousands deep raise others, and no policy may end its episode with them.
         """
-        text = str(self._tokenizer.decode(body))
         try:
             if blanks := _BLANKS_IN_CALL.match(text):
                 raise json.JSONDecodeError("over 1,000 blanks in a row", text, blanks.end())
-            return self._renderer.parse_response([*body, *end])
+            return self._renderer.parse_response(tokens)
         except (ValueError, RecursionError) as error:
             digits = "integer string conversion" in str(error)  # it has no type of its own
             if not digits and not isinstance(error, RecursionError | json.JSONDecodeError):

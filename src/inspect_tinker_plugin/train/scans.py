@@ -39,6 +39,18 @@ LONGEST_END = 600.0
 _AT_ONCE = 8
 """Logs that are scanned by one process, which takes seconds to start; each is a batch."""
 
+MONITORS = r"env/all/monitor/(.+)(?<!/flagged)(?<!/blocked)(?<!/failed)(?<!/unfinished)"
+"""Pattern of the mean suspicion of a monitor."""
+
+SCANNERS = r"scan/([^/]+)"
+"""Pattern of the rate of a scanner: its mean result."""
+
+_FEWEST = 8
+"""Steps before anything is said."""
+
+_MUCH = 0.1
+"""A change that counts, of a rate or a suspicion from 0 to 1."""
+
 _DECORATED = re.compile(r"^@\S*(scanner|scanjob)\b", re.MULTILINE)
 
 _SCOUT = (
@@ -239,19 +251,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-
-
-MONITORS = r"env/all/monitor/(.+)(?<!/flagged)(?<!/blocked)(?<!/failed)(?<!/unfinished)"
-"""Pattern of the mean suspicion of a monitor."""
-
-SCANNERS = r"scan/([^/]+)"
-"""Pattern of the rate of a scanner: its mean result."""
-
-_FEWEST = 8
-"""Steps before anything is said."""
-
-_MUCH = 0.1
-"""A change that counts, of a rate or a suspicion from 0 to 1."""
 
 
 @dataclass(frozen=True)
