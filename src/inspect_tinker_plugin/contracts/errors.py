@@ -114,6 +114,8 @@ class Cause(StrEnum):
     """An operation failed for what is inside the sandbox: a file that is missing or cannot be
     used, a command that ran too long, no process or memory left. Before the policy's first reply
     nothing is: it has done nothing yet."""
+    ARGUMENTS = "arguments"
+    """The policy gave a tool an argument that Inspect cannot convert to the tool's types."""
     TOOL = "tool"
     """A tool raised an error that Inspect does not report back to the model."""
     POLICY = "policy"
@@ -171,10 +173,13 @@ Penalty = float | Literal["raise"]
 OnError = Penalty | Mapping[str, Penalty]
 """``"raise"``, one penalty for every cause, or a penalty by cause (others raise).
 
-``inside_sandbox`` is the exception: unless it is named, it costs what the worst episode of its
+The causes of `PRICED` are the exception: one that is not named costs what the worst episode of its
 kind would get, since a policy that can raise it at will would otherwise have its bad episodes run
 again.
 """
+
+PRICED = frozenset({Cause.INSIDE_SANDBOX, Cause.ARGUMENTS})
+"""Causes that only the policy can bring about; they have the built-in price."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +189,7 @@ class ErrorPolicy:
     penalties: Mapping[Cause, float] = field(default_factory=dict)
     """Penalty by cause; a cause that is not listed raises, or has the built-in price."""
 
-    built_in: frozenset[Cause] = frozenset({Cause.INSIDE_SANDBOX})
+    built_in: frozenset[Cause] = PRICED
     """Causes that have the built-in price (``rewards/builtin.py``)."""
 
     @classmethod

@@ -24,7 +24,7 @@ import anyio
 from inspect_ai.util import OutputLimitExceededError, SandboxEnvironment
 
 from inspect_tinker_plugin import inspect_internals as internals
-from inspect_tinker_plugin.contracts.errors import Cause, SandboxError
+from inspect_tinker_plugin.contracts.errors import PRICED, Cause, SandboxError
 from inspect_tinker_plugin.contracts.sandboxes import Work
 from inspect_tinker_plugin.inspect_internals import SandboxTimeoutError
 from inspect_tinker_plugin.processes.loops import bounded, contained, wait_for_end
@@ -39,7 +39,7 @@ _MOMENT = 1.0
 that is not raised from the cancellation: by anyio."""
 
 _STRONGEST = (Cause.POLICY, Cause.SANDBOX, Cause.JUDGE, Cause.TOOL)
-"""Causes that count wherever an exception was raised about them. ``inside_sandbox`` counts only if
+"""Causes that count wherever an exception was raised about them. Those with a price count only if
 nothing else does: whoever handles a missing file can fail for reasons of its own."""
 
 
@@ -56,10 +56,12 @@ class Boundaries:
 
     Attributes:
         since: When the running part began. What an earlier one left running is not this one's.
+        policy_calls: The ids of the tool calls that the policy has asked for.
     """
 
     def __init__(self) -> None:
         self.since = 0.0
+        self.policy_calls: set[str] = set()
         self._stamps: dict[int, tuple[BaseException, Stamp]] = {}
         self._cut_off: deque[tuple[BaseException, Stamp, float]] = deque(maxlen=_MOST_STAMPS)
 
@@ -117,7 +119,7 @@ class Boundaries:
             stamp
             for link, is_source in _walk_chain(error, seen)
             if (stamp := self._find_own(link, seen)) is not None
-            and (is_source or stamp.cause is not Cause.INSIDE_SANDBOX)
+            and (is_source or stamp.cause not in PRICED)
         ]
         return _strongest(found) or next(iter(found), None)
 

@@ -22,7 +22,7 @@ from inspect_ai.model import (
     get_model,
     modelapi,
 )
-from inspect_ai.tool import Tool, ToolChoice, ToolDef, ToolInfo, ToolSource
+from inspect_ai.tool import Tool, ToolCall, ToolChoice, ToolDef, ToolInfo, ToolSource
 from inspect_ai.util import LimitExceededError
 
 from inspect_tinker_plugin import inspect_internals as internals
@@ -38,7 +38,7 @@ from inspect_tinker_plugin.contracts.policy import (
     requested_model,
 )
 from inspect_tinker_plugin.episode import fast_paths
-from inspect_tinker_plugin.episode.boundaries import enclose, stamp
+from inspect_tinker_plugin.episode.boundaries import Stamp, enclose, running_boundaries, stamp
 from inspect_tinker_plugin.episode.mailbox import Mailbox
 from inspect_tinker_plugin.inspect_internals import (
     bridge_dialect,
@@ -239,6 +239,8 @@ class PolicyAPI(ModelAPI):
             return answer
         self.answered += 1
         self.truncated = stop_reason == "max_tokens"
+        if (calls := answer.message.tool_calls) and (boundaries := running_boundaries()):
+            boundaries.policy_calls.update(call.id for call in calls)
         if answer.usage is not None:
             used = self._usage
             self._usage = answer.usage.model_copy() if used is None else used + answer.usage
@@ -436,6 +438,13 @@ def enclose_tool(name: str, call: Awaitable[Any]) -> Awaitable[Any]:
     Inspect runs each in a task of its own, in which ``SystemExit`` would end the loop.
     """
     return enclose(Cause.TOOL, f"the tool {name!r}", call)
+
+
+def note_refused(call: ToolCall, error: Exception) -> None:
+    """Stamp what is raised of arguments that cannot be converted, if the policy gave them."""
+    boundaries = running_boundaries()
+    if boundaries is not None and call.id in boundaries.policy_calls:
+        boundaries.stamp(error, Stamp(Cause.ARGUMENTS, f"arguments of the tool {call.function!r}"))
 
 
 def enclose_model(model: Model, call: Awaitable[Any]) -> Awaitable[Any]:

@@ -36,6 +36,7 @@ from inspect_tinker_plugin.episode.mailbox import Mailbox
 from inspect_tinker_plugin.episode.model import (
     enclose_model,
     enclose_tool,
+    note_refused,
     policy_model,
     policy_name,
 )
@@ -279,7 +280,7 @@ class SampleRun:
         internals.limit_subprocesses(task.options.max_subprocesses)
         internals.forget_tools()
         record.boundaries.begin_part()
-        internals.enclose_calls(enclose_tool, enclose_model)
+        internals.enclose_calls(enclose_tool, enclose_model, note_refused)
         if record.keep_log or task.reads_events or not fast_paths.are_on():
             self._transcript = internals.Transcript(log_model_api=False)
         else:

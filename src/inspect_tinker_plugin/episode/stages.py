@@ -21,7 +21,7 @@ from inspect_ai.util import LimitExceededError, span, time_limit, turn_limit, wo
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import SOLVER_TIMEOUT, Metrics
-from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError
+from inspect_tinker_plugin.contracts.errors import PRICED, Cause, EpisodeError
 from inspect_tinker_plugin.episode.boundaries import Boundaries, Stamp, first_error, is_timeout
 from inspect_tinker_plugin.episode.fast_paths import run_plan
 from inspect_tinker_plugin.episode.model import PolicyAPI
@@ -121,7 +121,7 @@ class SampleRecord:
         text = internals.text_of(error)
         if isinstance(error, LimitExceededError):
             text = f"{error.message} while scoring"
-        if stamp.call and stamp.cause in (Cause.SANDBOX, Cause.INSIDE_SANDBOX):
+        if stamp.call and (stamp.cause is Cause.SANDBOX or stamp.cause in PRICED):
             text = f"{text} (in {stamp.call})"
         wrapped = EpisodeError(
             f"{type(error).__name__}: {text}",

@@ -18,7 +18,7 @@ from inspect_ai.hooks._hooks import drain_sample_events as drain_events
 from inspect_ai.log import EvalPlan, EvalSpec
 from inspect_ai.log._transcript import Transcript
 from inspect_ai.model import Model, _call_tools
-from inspect_ai.model._call_tools import parse_tool_call, tool_parse_error_message
+from inspect_ai.model._call_tools import parse_tool_call, tool_params, tool_parse_error_message
 from inspect_ai.tool import ToolCall, ToolDef
 from inspect_ai.util import display_type
 from packaging.version import Version
@@ -134,22 +134,26 @@ ToolRouter = Callable[[Any, ToolCall], Any]
 Enclosed = Callable[[str, Awaitable[Any]], Awaitable[Any]]
 """Awaits a call of the tool with this name, and decides what its exceptions become."""
 
+NoteRefused = Callable[[ToolCall, Exception], None]
+"""Is told of a call whose arguments cannot be converted, before its exception is raised."""
+
 EnclosedModel = Callable[[Model, Awaitable[Any]], Awaitable[Any]]
 """The same for a call of a model."""
 
 _inspect_call_tool = _call_tools.call_tool
 _inspect_generate = Model.generate
 _enclosed: Enclosed | None = None
+_note_refused: NoteRefused | None = None
 _USED_OF_CALL_TOOL = {"tools", "call", "on_execute"}
 """Parameters of Inspect's dispatcher that matter here; 0.3.283 inserted one between them."""
 
 
-def enclose_calls(of_tool: Enclosed, of_model: EnclosedModel) -> None:
+def enclose_calls(of_tool: Enclosed, of_model: EnclosedModel, note_refused: NoteRefused) -> None:
     """Have every call of a tool or model of the process awaited by a function."""
-    global _enclosed
+    global _enclosed, _note_refused
     if _enclosed is not None:
         return
-    _enclosed = of_tool
+    _enclosed, _note_refused = of_tool, note_refused
     if _call_tools.call_tool is _inspect_call_tool:
         _call_tools.call_tool = _call_tool
 
@@ -167,7 +171,31 @@ def enclose_tool_call(name: str, call: Awaitable[Any]) -> Awaitable[Any]:
 
 async def _call_tool(*args: Any, **kwargs: Any) -> Any:
     calls = (given for given in (*args, *kwargs.values()) if isinstance(given, ToolCall))
-    return await enclose_tool_call(next(calls).function, _inspect_call_tool(*args, **kwargs))
+    call = next(calls)
+
+    async def carry_out() -> Any:
+        try:
+            return await _inspect_call_tool(*args, **kwargs)
+        except Exception as error:
+            tools: list[ToolDef] = args[0] if args else kwargs["tools"]
+            if _note_refused is not None and _is_about_arguments(error, call, tools):
+                _note_refused(call, error)
+            raise
+
+    return await enclose_tool_call(call.function, carry_out())
+
+
+def _is_about_arguments(error: Exception, call: ToolCall, tools: list[ToolDef]) -> bool:
+    """Whether a call failed as the conversion of its arguments fails: it is tried once more."""
+    tool = next((each.tool for each in tools if each.name == call.function), None)
+    try:
+        if isinstance(tool, AgentTool):
+            tool_params({**call.arguments, "state": None}, tool.agent)
+        elif tool is not None:
+            tool_params(call.arguments, tool)
+    except Exception as refused:
+        return type(refused) is type(error)
+    return False
 
 
 def route_tool_calls(current: Callable[[], ToolRouter | None]) -> None:

@@ -179,7 +179,7 @@ class Ending:
     reward: Reward | None
     error: EpisodeError | None
     has_built_in_price: bool = False
-    """Whether its reward is the price of ``inside_sandbox``, which the group may lower."""
+    """Whether its reward is the built-in price of its cause, which the group may lower."""
 
     def metrics(self, stop: str | None = None) -> Metrics:
         """Return the metrics of the final transition.
@@ -283,16 +283,17 @@ class FailureCounts:
         )
 
     def warn_once(self, error: EpisodeError, price: float) -> None:
-        """Tell, once per dataset, that a failure inside a sandbox has a price."""
+        """Tell, once per dataset, that a failure that the policy brought about has a price."""
         if not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "%s. The episode gets a reward of %g instead of an error: a policy that can make "
-                "sandbox operations fail could have its bad episodes run again. If the task is at "
-                'fault, on_error={"inside_sandbox": "raise"} raises. Reported once; the metric '
-                "error/inside_sandbox counts all of them",
+                "%s. The episode gets a reward of %g instead of an error: a policy that can bring "
+                "that about could have its bad episodes run again. If the task is at fault, "
+                'on_error={"%s": "raise"} raises. Reported once; the metric error/%s counts all '
+                "of them",
                 error,
                 price,
+                *[error.cause] * 2,
             )
 
 

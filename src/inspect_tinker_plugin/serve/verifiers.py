@@ -49,6 +49,7 @@ _ERRORS = {
     "sampler": vf.ProviderError,
     Cause.SANDBOX: vf.SandboxError,
     Cause.INSIDE_SANDBOX: vf.SandboxError,
+    Cause.ARGUMENTS: vf.ToolsetError,
     Cause.TOOL: vf.ToolsetError,
     Cause.SOLVER: vf.HarnessError,
     Cause.POLICY: vf.HarnessError,
