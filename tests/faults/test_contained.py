@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
+from inspect_ai.model import get_model
 from inspect_ai.scorer import Score, Scorer, Target, mean
 from inspect_ai.solver import Generate, Solver, TaskState, chain, generate, use_tools
 from tests.functions import make_scorer, make_solver, make_tool
@@ -51,7 +53,12 @@ async def _raises_a_group() -> None:
     raise BaseExceptionGroup("several", [Outcome("failed")])
 
 
-DEEDS = [_cancels_itself, _exits, _says_it_is_closed, _raises_no_exception, _raises_a_group]
+async def _raises_a_cancellation() -> None:
+    raise asyncio.CancelledError
+
+
+OF_A_TOOL = [_exits, _says_it_is_closed, _raises_no_exception, _raises_a_group]
+DEEDS = [_cancels_itself, _raises_a_cancellation, *OF_A_TOOL]
 deeds = pytest.mark.parametrize("deed", DEEDS, ids=lambda deed: deed.__name__)
 
 
@@ -93,12 +100,22 @@ async def test_a_scorer(deed: Deed) -> None:
     await _check(_task(does(deed)), Cause.SCORER)
 
 
+async def test_a_judge_that_is_refused_is_no_zero_where_nobody_tells() -> None:
+    @make_scorer(mean())
+    async def falls_back(state: TaskState, target: Target) -> Score:
+        with suppress(Exception):
+            await get_model().generate("Good?")
+        return Score(value=0)
+
+    await _check(_task(falls_back()), Cause.JUDGE)
+
+
 @deeds
 async def test_a_solver(deed: Deed) -> None:
     await _check(_task(does(), replies_and(deed)), Cause.SOLVER)
 
 
-@pytest.mark.parametrize("deed", DEEDS[1:], ids=lambda deed: deed.__name__)
+@pytest.mark.parametrize("deed", OF_A_TOOL, ids=lambda deed: deed.__name__)
 async def test_a_tool(deed: Deed) -> None:
     @make_tool
     async def doing() -> str:
@@ -113,11 +130,7 @@ async def test_a_tool(deed: Deed) -> None:
     assert caught.value.cause is Cause.TOOL
 
 
-async def _raises_a_cancellation() -> None:
-    raise asyncio.CancelledError
-
-
-@pytest.mark.parametrize("deed", [*DEEDS, _raises_a_cancellation], ids=lambda deed: deed.__name__)
+@deeds
 async def test_a_clean_up_changes_no_reward(deed: Deed, caplog: pytest.LogCaptureFixture) -> None:
     async def clean_up(state: TaskState) -> None:
         await deed()
