@@ -76,6 +76,31 @@ async def test_a_program_in_a_sandbox_keeps_one_sequence(
     assert_exact(rollout)
 
 
+GIVEN_UP = """
+import json, sys
+sys.path.insert(0, "agent")
+import program
+body = json.dumps({"model": "inspect", "messages": [{"role": "user", "content": "Do it, again."}]})
+with program.connect(PORT) as given_up:
+    head = "POST /v1/chat/completions HTTP/1.1\\r\\nHost: x\\r\\nContent-Type: application/json\\r\\n"
+    given_up.sendall(f"{head}Content-Length: {len(body)}\\r\\n\\r\\n{body}".encode())
+program.converse(program.chat, PORT, "again", 3, [])
+"""
+
+
+async def test_a_call_that_is_given_up_and_made_again_is_one_more_sequence(tmp_path: Path) -> None:
+    port = free_port()
+    run = agent(["python3", "-c", f"PORT = {port}{GIVEN_UP}"], port=port)
+    rollout = Rollout(DatasetRenderer(renderer("qwen3_keep_thinking")))
+    result = await play(
+        task_of("local", tmp_path, run), lambda request: rollout.answer(request, "plum")
+    )
+    assert result.error is None, result.error.__cause__
+    assert result.turns == 4
+    assert len(rollout.data()) == 2
+    assert_exact(rollout)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("no_polling")
 async def test_eight_conversations_at_once_are_all_answered(kind: str, tmp_path: Path) -> None:

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
+from inspect_ai import Task
 from tests.rl.policies import renderer
 from tests.serve.engine import serving
-from tests.serve.examples import EXAMPLES, OPTIONS, example
 from tests.serve.server import hosted
 from tests.serve.tiny_model import TinyModel
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
-from inspect_tinker_plugin import as_rl_dataset
+from inspect_tinker_plugin import TaskRef, as_rl_dataset
 from inspect_tinker_plugin.serve.samplers import Form, LentSampler
+
+FOLDER = Path(__file__).parents[2] / "example_tasks"
+OPTIONS: dict[str, Any] = {"group_size": 2, "message_limit": 8, "score_sandbox": None}
+EXAMPLES = [
+    pytest.param("science_quiz", {}, id="single turn"),
+    pytest.param("log_search", {"sandbox": "local"}, id="react with tools"),
+    pytest.param("write_function", {"sandbox": "local"}, id="sandbox"),
+    pytest.param("travel_desk", {}, id="several agents"),
+]
+
+
+def example(name: str, args: dict[str, Any]) -> Task:
+    return TaskRef(f"{FOLDER / name}.py@{name}", args).resolve()
 
 
 @pytest.mark.parametrize("form", ["completions", "generate"])

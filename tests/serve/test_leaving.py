@@ -14,11 +14,6 @@ from typing import Any
 import aiohttp
 import psutil
 import pytest
-from inspect_ai import Task
-from inspect_ai.dataset import Sample
-from inspect_ai.scorer import includes
-from inspect_ai.solver import generate
-from tests.faults.test_leaving import COMPOSE, containers
 from tests.rl.policies import Words
 from tests.rl.tasks import agent
 from tests.serve.engine import serving
@@ -66,31 +61,6 @@ async def vanish(*clients: asyncio.Task[Any]) -> None:
     for each in clients:
         each.cancel()
     await asyncio.gather(*clients, return_exceptions=True)
-
-
-@pytest.mark.docker
-@pytest.mark.parametrize("way", [ask, ask_in_a_session])
-async def test_the_containers_of_a_client_that_vanishes_are_removed(
-    way: Any, tmp_path: Path
-) -> None:
-    label = tmp_path.name
-    (tmp_path / "compose.yaml").write_text(COMPOSE.format(label=label))
-    task = Task(
-        name="boxed",
-        dataset=[Sample(id="a", input="Say plum.", target="plum")],
-        solver=generate(),
-        scorer=includes(),
-        sandbox=("docker", str(tmp_path / "compose.yaml")),
-    )
-
-    policy = Closed(["plum"])
-    async with serving(policy) as url, hosted(task, sampler=url) as served:
-        clients = [asyncio.create_task(way(served, "boxed")) for _ in range(2)]
-        await until(lambda: policy.asked == 2)
-        assert len(containers(label)) == 2
-        await vanish(*clients)
-        await until(lambda: not served.host.running)
-        assert containers(label) == []
 
 
 @pytest.mark.slow

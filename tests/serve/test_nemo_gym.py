@@ -17,11 +17,9 @@ from inspect_ai import Task
 from tests.rl.policies import Words
 from tests.rl.tasks import crashing, sums
 from tests.serve.engine import serving
-from tests.serve.examples import EXAMPLES, OPTIONS, example
 from tests.serve.lent import own
 from tests.serve.server import Served, hosted
 from tests.serve.test_server import CASES, sample_id
-from tests.serve.tiny_model import TinyModel
 
 from inspect_tinker_plugin.serve import RolloutResult
 
@@ -71,17 +69,6 @@ def check(rows: Sequence[dict[str, Any]], expected: RolloutResult) -> None:
     assert [each["prompt_token_ids"] for each in items] == [each.prompt_tokens for each in last]
     assert [each["generation_token_ids"] for each in items] == [each.tokens for each in last]
     assert [each["generation_log_probs"] for each in items] == [each.logprobs for each in last]
-
-
-@pytest.mark.parametrize(("name", "args"), EXAMPLES)
-def test_an_example_task_is_collected(name: str, args: dict[str, Any], tmp_path: Path) -> None:
-    task = example(name, args)
-
-    async def run() -> list[dict[str, Any]]:
-        async with serving(TinyModel()) as url, hosted(task, sampler=url, **OPTIONS) as served:
-            return await collected(served, task, tmp_path)
-
-    check(asyncio.run(run()), asyncio.run(own(task, TinyModel(), **OPTIONS)))
 
 
 @pytest.mark.parametrize(("task", "lines"), CASES)

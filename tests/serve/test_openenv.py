@@ -14,11 +14,9 @@ from inspect_ai import Task
 from tests.rl.policies import Words
 from tests.rl.tasks import arithmetic, crashing, sums
 from tests.serve.engine import serving
-from tests.serve.examples import EXAMPLES, OPTIONS, example
 from tests.serve.lent import own
 from tests.serve.server import hosted
 from tests.serve.test_server import CASES
-from tests.serve.tiny_model import TinyModel
 
 from inspect_tinker_plugin.serve import RolloutResult
 
@@ -41,17 +39,6 @@ def test_the_client_gets_the_rollouts_training_trace(task: Task, lines: list[str
             return await asyncio.to_thread(rolled_out, served.url, task.name, llm_url=engine)
 
     check(asyncio.run(run()), asyncio.run(own(task, Words(lines))))
-
-
-@pytest.mark.parametrize(("name", "args"), EXAMPLES)
-def test_an_example_task_gives_the_rollouts_training_trace(name: str, args: dict[str, Any]) -> None:
-    task = example(name, args)
-
-    async def run() -> Any:
-        async with serving(TinyModel()) as engine, hosted(task, **OPTIONS) as served:
-            return await asyncio.to_thread(rolled_out, served.url, task.name, llm_url=engine)
-
-    check(asyncio.run(run()), asyncio.run(own(task, TinyModel(), **OPTIONS)))
 
 
 def check(result: Any, expected: RolloutResult) -> None:

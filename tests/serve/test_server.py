@@ -56,24 +56,6 @@ def run_body(task: Task, **task_input: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("task", "lines"), CASES)
-async def test_an_episode_over_the_network_is_the_one_in_process(
-    task: Task, lines: list[str]
-) -> None:
-    async with serving(Words(lines)) as url, hosted(task) as served:
-        body = {"task": task.name, "sample": 0, "size": 1, "sampler": {"url": url}}
-        status, answer = await served.post("/v1/rollouts", body)
-    assert status == 200, answer
-    [rollout] = answer["rollouts"]
-    expected = await own(task, Words(lines))
-    assert (rollout["reward"], rollout["failure"]) == (expected.reward, None)
-    assert len(rollout["branches"]) == len(expected.branches)
-    for got, branch in zip(rollout["branches"], expected.branches, strict=True):
-        assert got["tokens"] == branch.tokens
-        assert got["mask"] == branch.mask
-        assert got["logprobs"] == branch.logprobs
-
-
-@pytest.mark.parametrize(("task", "lines"), CASES)
 async def test_nemo_gyms_run_gives_a_response_with_tokens(task: Task, lines: list[str]) -> None:
     async with serving(Words(lines)) as url, hosted(task, sampler=url) as served:
         status, answer = await served.post("/run", run_body(task))

@@ -17,13 +17,10 @@ import pytest
 from inspect_ai import Task
 from tests.packages import run
 from tests.rl.policies import TOKENIZER, Words, renderer, tool_call
-from tests.rl.tasks import adding, agent, arithmetic, crashing, sums
-from tests.rl.test_turn_trees import LINES
+from tests.rl.tasks import adding, arithmetic, crashing, sums
 from tests.serve.engine import serving
-from tests.serve.examples import EXAMPLES, OPTIONS, example
 from tests.serve.lent import own
-from tests.serve.test_service import CALL, FORKS, SUBMIT, tree
-from tests.serve.tiny_model import TinyModel
+from tests.serve.test_server import ADD, CASES
 from tinker_cookbook.completers import TokenCompleter
 
 from inspect_tinker_plugin import ConfigError
@@ -31,7 +28,6 @@ from inspect_tinker_plugin.serve import RolloutResult
 
 vf = pytest.importorskip("verifiers.v1", reason="verifiers is not installed: make clients")
 
-ADD = tool_call("add", '{"x": 0, "y": 1}')
 MODULE = "made_of_an_inspect_task"
 
 
@@ -76,15 +72,7 @@ def sequences(branches: Sequence[Any], tokens: str, mask: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("client", ["train", "eval"])
-@pytest.mark.parametrize(
-    ("task", "lines"),
-    [
-        pytest.param(arithmetic(), ["1"], id="single turn"),
-        pytest.param(adding(), [ADD, "It is 1."], id="tool"),
-        pytest.param(agent(), [CALL, SUBMIT], id="agent in a sandbox"),
-        pytest.param(tree(FORKS), LINES, id="several conversations"),
-    ],
-)
+@pytest.mark.parametrize(("task", "lines"), CASES)
 def test_the_evaluation_command_gets_the_rollouts_tokens_and_reward(
     module: Callable[..., str], tmp_path: Path, task: Task, lines: list[str], client: str
 ) -> None:
@@ -96,16 +84,6 @@ def test_the_evaluation_command_gets_the_rollouts_tokens_and_reward(
     )
     check(trace, asyncio.run(own(task, Words(lines))))
     assert trace.stop_condition == "agent_completed"
-
-
-@pytest.mark.parametrize(("name", "args"), EXAMPLES)
-def test_the_evaluation_command_runs_an_example_task(
-    module: Callable[..., str], tmp_path: Path, name: str, args: dict[str, Any]
-) -> None:
-    options = {each: value for each, value in OPTIONS.items() if each != "group_size"}
-    made = module(example(name, args), **options)
-    [trace] = asyncio.run(evaluated(made, TinyModel(), tmp_path))
-    check(trace, asyncio.run(own(example(name, args), TinyModel(), **OPTIONS)))
 
 
 def check(trace: Any, result: RolloutResult) -> None:
