@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from textwrap import dedent
@@ -67,3 +68,21 @@ def run(
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+COMPILERS = {"amd64": "x86_64-linux-gnu-gcc", "arm64": "aarch64-linux-gnu-gcc"}
+"""The compilers of programs that the package ships, by architecture."""
+
+
+def built(native: Path, file: str) -> bytes:
+    """Build a program, which ends in its architecture, in a copy of its folder.
+
+    The test is skipped where the release of the compiler is not the one that built what is shipped.
+    """
+    name = COMPILERS[file.rpartition("-")[2]]
+    compiler = shutil.which(name) or pytest.skip(f"needs {name}")
+    version = run(compiler, "-dumpversion").strip()
+    if version != "12":
+        pytest.skip(f"was built with GCC 12, here is {version}")
+    run("make", "-B", "-C", native, file)
+    return (native / file).read_bytes()

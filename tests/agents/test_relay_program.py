@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 import socket
 import struct
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.agents.sandboxed import free_port
+from tests.packages import COMPILERS, built
 
 from inspect_tinker_plugin.agents import relay
 
@@ -18,23 +20,14 @@ NATIVE = Path(relay.__file__).parent / "native"
 SHARED = Path("inspect_docker_pool", "native", "kernel.h")
 """What the relay's source includes."""
 
-COMPILERS = {"amd64": "x86_64-linux-gnu-gcc", "arm64": "aarch64-linux-gnu-gcc"}
-
 
 @pytest.mark.parametrize("architecture", COMPILERS)
 def test_the_shipped_relay_is_what_its_source_builds(architecture: str, tmp_path: Path) -> None:
-    compiler = shutil.which(COMPILERS[architecture])
-    if compiler is None:
-        pytest.skip(f"needs {COMPILERS[architecture]}")
-    version = subprocess.run([compiler, "-dumpversion"], capture_output=True, text=True, check=True)
-    if version.stdout.strip() != "12":
-        pytest.skip(f"was built with GCC 12, here is {version.stdout.strip()}")
     native = shutil.copytree(NATIVE, tmp_path / NATIVE.relative_to(SOURCES))
     (tmp_path / SHARED).parent.mkdir(parents=True)
     shutil.copy(SOURCES / SHARED, tmp_path / SHARED)
     file = f"relay-{architecture}"
-    subprocess.run(["make", "-B", "-C", native, file], check=True, capture_output=True)
-    assert (native / file).read_bytes() == (NATIVE / file).read_bytes()
+    assert built(native, file) == (NATIVE / file).read_bytes()
 
 
 def test_a_machine_without_a_program_is_refused_by_name() -> None:
@@ -43,13 +36,12 @@ def test_a_machine_without_a_program_is_refused_by_name() -> None:
 
 
 def test_it_ends_with_its_input_and_removes_itself(tmp_path: Path) -> None:
-    machine = subprocess.run(["uname", "-m"], capture_output=True, text=True, check=True).stdout
-    if subprocess.run(["uname"], capture_output=True, text=True, check=True).stdout != "Linux\n":
+    if platform.system() != "Linux":
         pytest.skip("runs on Linux")
     folder = tmp_path / "own"
     folder.mkdir()
     file = folder / "relay"
-    file.write_bytes(relay.read_program(machine.strip()))
+    file.write_bytes(relay.read_program(platform.machine()))
     file.chmod(0o700)
     port = free_port()
     process = subprocess.Popen(

@@ -6,11 +6,9 @@ docs/evaluate.md has the table; this holds it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
-from inspect_ai import eval_async
 from inspect_ai.model import (
     ChatMessageSystem,
     ChatMessageTool,
@@ -20,14 +18,11 @@ from inspect_ai.model import (
     ModelOutput,
 )
 from inspect_ai.tool import ToolInfo, ToolParam, ToolParams
-from tests.evaluate.test_provider import Client
+from tests.evaluate.test_provider import Client, model
 from tinker_cookbook.eval.inspect_utils import InspectAPIFromTinkerSampling
 
-from inspect_tinker_plugin.evaluate.provider import connected_model
-from inspect_tinker_plugin.evaluate.source import Connection, Source, connect
 from inspect_tinker_plugin.testing import tokenizer_path
 from inspect_tinker_plugin.testing.policy import load_renderer
-from tinker_local import LocalServer
 
 # The cookbook calls a method of the SDK that is about to go.
 pytestmark = pytest.mark.filterwarnings("ignore:(?s).*sample_async:FutureWarning")
@@ -48,17 +43,15 @@ class Side:
     stops: list[Any] = field(default_factory=list)
 
 
-def cookbook(renderer: str, sampler: Any, name: str | None = None) -> Model:
-    name = name or str(tokenizer_path())
-    api = InspectAPIFromTinkerSampling(renderer, name, sampling_client=sampler)
-    return Model(api, GenerateConfig())
+def cookbook(renderer: str, sampler: Any) -> Model:
+    name = str(tokenizer_path())
+    return Model(
+        InspectAPIFromTinkerSampling(renderer, name, sampling_client=sampler), GenerateConfig()
+    )
 
 
 def provider(renderer: str, sampler: Any) -> Model:
-    source = Source(base_model="tiny")
-    made = load_renderer(renderer)
-    connection = Connection(source=source, sampler=sampler, renderer=made, window=None)
-    return connected_model(connection, GenerateConfig())
+    return model(sampler, renderer=renderer)
 
 
 async def play(
@@ -66,13 +59,13 @@ async def play(
 ) -> Side:
     """Ask twice; the second prompt continues the first reply, with a result if it is a call."""
     client = Both(reply)
-    model: Model = make(renderer, client)
+    asked: Model = make(renderer, client)
     parameters = ToolParams(properties={"a": ToolParam(type="number")}, required=["a"])
     tools = [ToolInfo(name="add", description="Adds.", parameters=parameters)]
     messages: list[Any] = [ChatMessageSystem(content="Be brief."), ChatMessageUser(content=first)]
     side = Side()
     for _ in range(2):
-        output = await model.generate(messages, tools, config=GenerateConfig(**config))
+        output = await asked.generate(messages, tools, config=GenerateConfig(**config))
         side.outputs.append(output)
         messages.append(output.message)
         calls = output.message.tool_calls or []
@@ -136,39 +129,3 @@ async def test_where_the_cookbooks_evaluator_differs(name: str) -> None:
         sampled = load_renderer("qwen3_instruct").tokenizer.encode(how["reply"])
         begun = [*ours.prompts[0], *sampled]
         assert ours.prompts[1][: len(begun)] == begun, "the provider continues what was sampled"
-
-
-@pytest.mark.local
-@pytest.mark.slow
-async def test_the_same_weights_say_the_same_through_both(
-    server: LocalServer, tiny_model: Path, tmp_path: Path
-) -> None:
-    """The tiny model is always cut: replies and scores are equal, the stop reason is not."""
-    source = Source(
-        base_model=str(tiny_model), renderer="qwen3_instruct", base_url=server.url, max_tokens=16
-    )
-    connected = connect(source, api_key=None).result()
-    sides = (
-        cookbook("qwen3_instruct", connected.sampler, str(tiny_model)),
-        connected_model(connected, GenerateConfig()),
-    )
-    seen = []
-    for model in sides:
-        [log] = await eval_async(
-            "example_tasks/toy.py@letters",
-            model=model,
-            limit=8,
-            temperature=0,
-            max_tokens=16,
-            log_dir=str(tmp_path),
-        )
-        assert log.status == "success", log.error
-        assert log.samples is not None
-        said = [each.output.completion.strip() for each in log.samples]
-        scores = [each.scores for each in log.samples]
-        values = [each["share_of_letters"].value for each in scores if each]
-        seen.append((said, values, {each.output.stop_reason for each in log.samples}))
-    (theirs, values, reasons), (ours, our_values, our_reasons) = seen
-    assert theirs == ours
-    assert values == our_values
-    assert (reasons, our_reasons) == ({"stop"}, {"max_tokens"})

@@ -22,14 +22,12 @@ from inspect_ai.scorer import Score, Target, accuracy, includes
 from inspect_ai.solver import Generate, TaskState, generate
 from inspect_ai.util import SandboxEnvironment, sandbox, sandboxenv
 from inspect_ai.util._sandbox.local import LocalSandboxEnvironment  # private: the provider itself
+from tests.faults.rollouts import failure_of, rolled
 from tests.functions import make_scorer, make_solver
-from tests.rl.policies import Words, renderer
-from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin import inspect_internals as internals
-from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError
+from inspect_tinker_plugin.contracts.errors import Cause
 from inspect_tinker_plugin.episode import boundaries
-from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 
 
 class ServerTimeout(TimeoutError):
@@ -85,19 +83,20 @@ class FarAway(LocalSandboxEnvironment):
         return {"default": cls()}
 
     async def exec(self, *args: Any, **kwargs: Any) -> Any:
-        if self.fails is not None:
-            await type(self).fails()  # type: ignore[misc]  # it is not None
+        await self._reach()
         return await super().exec(*args, **kwargs)
 
     async def read_file(self, *args: Any, **kwargs: Any) -> Any:
-        if self.fails is not None:
-            await type(self).fails()  # type: ignore[misc]
+        await self._reach()
         return await super().read_file(*args, **kwargs)
 
     async def write_file(self, *args: Any, **kwargs: Any) -> None:
-        if self.fails is not None:
-            await type(self).fails()  # type: ignore[misc]
+        await self._reach()
         await super().write_file(*args, **kwargs)
+
+    async def _reach(self) -> None:
+        if (fails := type(self).fails) is not None:
+            await fails()
 
 
 async def _exec() -> None:
@@ -140,10 +139,7 @@ def boxed(act: Callable[[], Any], provider: str = "local", *, in_solver: bool = 
 
 
 async def cause_of(task: Task, **options: Any) -> Cause:
-    [builder] = as_rl_dataset(task, renderer(), **options).get_batch(0)
-    with pytest.raises(EpisodeError) as caught:
-        await do_group_rollout(builder, Words(["x"]))
-    return caught.value.cause
+    return (await failure_of(task, **options)).cause
 
 
 @pytest.mark.parametrize("operation", [_exec_for_a_minute, _read, _write])
@@ -173,8 +169,7 @@ async def test_what_is_about_the_command_has_a_price(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FarAway, "fails", staticmethod(_raising(error)))
-    [builder] = as_rl_dataset(boxed(_exec, "far_away"), renderer()).get_batch(0)
-    group = await do_group_rollout(builder, Words(["x"]))
+    group = await rolled(boxed(_exec, "far_away"))
     assert group.trajectories_G[0].transitions[-1].metrics["error/inside_sandbox"] == 1.0
 
 
@@ -254,8 +249,7 @@ async def test_a_judge_is_named_however_late_its_time_out_is_raised(
 
 
 async def test_a_time_out_of_the_solvers_own_is_scored_and_counted() -> None:
-    [builder] = as_rl_dataset(boxed(_waited, in_solver=True), renderer()).get_batch(0)
-    group = await do_group_rollout(builder, Words(["x"]))
+    group = await rolled(boxed(_waited, in_solver=True))
     assert group.get_total_rewards() == [1.0]
     metrics = group.trajectories_G[0].transitions[-1].metrics
     assert metrics["limit/solver_timeout"] == 1.0

@@ -13,15 +13,13 @@ from inspect_ai.dataset import Sample
 from inspect_ai.model import get_model
 from inspect_ai.scorer import Score, Scorer, Target, mean
 from inspect_ai.solver import Generate, Solver, TaskState, chain, generate, use_tools
+from tests.faults.rollouts import failure_of, rolled
 from tests.functions import make_scorer, make_solver, make_tool
-from tests.rl.policies import Words, renderer, tool_call
-from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
-from tinker_cookbook.rl.rollouts import do_group_rollout
+from tests.rl.policies import tool_call
 
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult
-from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError
+from inspect_tinker_plugin.contracts.errors import Cause
 from inspect_tinker_plugin.rewards import GroupMember, UnscoredError
-from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 
 Deed = Callable[[], Awaitable[object]]
 
@@ -82,17 +80,10 @@ def _task(scored: Scorer, solved: Solver | None = None) -> Task:
     )
 
 
-async def _rewards(task: Task, **options: Any) -> list[float]:
-    [builder] = as_rl_dataset(task, renderer(), **options).get_batch(0)
-    group = await do_group_rollout(builder, Words(["done"]), RetryOnFailure())
-    return group.get_total_rewards()
-
-
 async def _check(task: Task, cause: Cause, **options: Any) -> None:
-    with pytest.raises(EpisodeError) as caught:
-        await _rewards(task, **options)
-    assert caught.value.cause is cause
-    assert await _rewards(task, on_error={cause: -2.0}, **options) == [-2.0]
+    assert (await failure_of(task, retries=3, **options)).cause is cause
+    priced = await rolled(task, on_error={cause: -2.0}, **options)
+    assert priced.get_total_rewards() == [-2.0]
 
 
 @deeds
@@ -124,10 +115,7 @@ async def test_a_tool(deed: Deed) -> None:
         return "done"
 
     task = _task(does(), chain(use_tools(doing()), generate()))
-    [builder] = as_rl_dataset(task, renderer()).get_batch(0)
-    with pytest.raises(EpisodeError) as caught:
-        await do_group_rollout(builder, Words([tool_call("doing", "{}"), "done"]))
-    assert caught.value.cause is Cause.TOOL
+    assert (await failure_of(task, tool_call("doing", "{}"), "done")).cause is Cause.TOOL
 
 
 @deeds
@@ -137,7 +125,7 @@ async def test_a_clean_up_changes_no_reward(deed: Deed, caplog: pytest.LogCaptur
 
     task = _task(does())
     task.cleanup = clean_up
-    assert await _rewards(task) == [1.0]
+    assert (await rolled(task)).get_total_rewards() == [1.0]
     assert "the task's cleanup failed" in caplog.text
 
 

@@ -7,6 +7,7 @@ import contextlib
 import os
 import resource
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import anyio
 import pytest
@@ -20,14 +21,14 @@ from inspect_ai.util import (
     sandbox,
     subprocess,
 )
+from tests.faults.rollouts import failure_of, rolled
 from tests.functions import make_scorer, make_solver
 from tests.rl.policies import Words, renderer
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
-from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_docker_pool import SandboxDiedError, SandboxMisusedError
-from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError
+from inspect_tinker_plugin.contracts.errors import Cause
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 
 Action = Callable[[SandboxEnvironment], Awaitable[object]]
@@ -182,8 +183,7 @@ def task(action: Action, place: str) -> Task:
 @pytest.mark.parametrize("place", ["solver", "scorer"])
 @pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.__name__)
 async def test_it_costs_and_is_not_retried(action: Action, place: str) -> None:
-    [builder] = as_rl_dataset(task(action, place), renderer()).get_batch(0)
-    group = await do_group_rollout(builder, Words(["done"]), RetryOnFailure(max_retries=2))
+    group = await rolled(task(action, place), retries=2)
     assert group.rollout_errors == []
     assert group.get_total_rewards() == [0.0]
     metrics = group.trajectories_G[0].transitions[-1].metrics
@@ -206,6 +206,7 @@ async def _endless_elsewhere(box: SandboxEnvironment) -> object:
     return None
 
 
+THREE_SECONDS = RolloutLimits(rollout_timeout_seconds=3.0)
 ENDLESS = [_endless, _endless_in_two_tasks, _endless_elsewhere]
 
 
@@ -217,20 +218,15 @@ async def test_scoring_that_a_policy_keeps_from_ending_costs_and_is_not_retried(
     """It may put a pipe in the place of the file that the scorer reads."""
     endless = task(action, "scorer")
     patience = 5.0 if action is _endless_elsewhere else 1.0
-    limits = None
+    how: dict[str, Any] = {"stop_timeout": patience, "retries": 1}
     if by == "task":
         endless.time_limit = round(2 * patience)
     else:
-        limits = RolloutLimits(rollout_timeout_seconds=3.0)
-    dataset = as_rl_dataset(endless, renderer(), stop_timeout=patience, rollout_limits=limits)
-    [builder] = dataset.get_batch(0)
-    rolled = do_group_rollout(builder, Words(["done"]), RetryOnFailure(max_retries=1))
+        how["rollout_limits"] = THREE_SECONDS
     if action is _endless_elsewhere:
-        with pytest.raises(EpisodeError) as caught:
-            await rolled
-        assert caught.value.cause is Cause.SCORER
+        assert (await failure_of(endless, **how)).cause is Cause.SCORER
         return
-    group = await rolled
+    group = await rolled(endless, **how)
     assert group.rollout_errors == []
     assert group.get_total_rewards() == [0.0]
 
@@ -243,12 +239,8 @@ async def test_a_solver_that_a_policy_keeps_from_ending_in_a_shield_costs_and_is
             await _endless(box)
         return None
 
-    limits = RolloutLimits(rollout_timeout_seconds=3.0)
-    dataset = as_rl_dataset(
-        task(shielded, "solver"), renderer(), stop_timeout=1.0, rollout_limits=limits
-    )
-    [builder] = dataset.get_batch(0)
-    group = await do_group_rollout(builder, Words(["done"]), RetryOnFailure(max_retries=1))
+    how: dict[str, Any] = {"stop_timeout": 1.0, "rollout_limits": THREE_SECONDS}
+    group = await rolled(task(shielded, "solver"), retries=1, **how)
     assert group.rollout_errors == []
     assert group.get_total_rewards() == [0.0]
 
@@ -268,35 +260,17 @@ async def test_a_command_that_the_solver_left_running_is_not_what_a_hanging_scor
 
     asked = task(leaves, "solver")
     asked.scorer = [looks(hangs)]
-    limits = RolloutLimits(rollout_timeout_seconds=3.0)
-    dataset = as_rl_dataset(asked, renderer(), stop_timeout=1.0, rollout_limits=limits)
-    with pytest.raises(EpisodeError) as caught:
-        await do_group_rollout(dataset.get_batch(0)[0], Words(["done"]))
-    assert caught.value.cause is Cause.SCORER
+    failed = await failure_of(asked, stop_timeout=1.0, rollout_limits=THREE_SECONDS)
+    assert failed.cause is Cause.SCORER
     await asyncio.wait(left)
 
 
 async def test_its_price_can_be_stated_and_it_can_be_raised() -> None:
-    [builder] = as_rl_dataset(
-        task(_missing, "scorer"), renderer(), on_error={"inside_sandbox": -1.5}
-    ).get_batch(0)
-    assert (await do_group_rollout(builder, Words(["x"]))).get_total_rewards() == [-1.5]
-    [builder] = as_rl_dataset(
-        task(_missing, "scorer"), renderer(), on_error={"inside_sandbox": "raise"}
-    ).get_batch(0)
-    with pytest.raises(EpisodeError) as caught:
-        await do_group_rollout(builder, Words(["x"]))
-    assert caught.value.cause is Cause.INSIDE_SANDBOX
-
-
-async def test_a_sandbox_that_dies_by_itself_is_still_raised() -> None:
-    async def dies(box: SandboxEnvironment) -> object:
-        raise SandboxDiedError("the engine restarted")
-
-    [builder] = as_rl_dataset(task(dies, "scorer"), renderer()).get_batch(0)
-    with pytest.raises(EpisodeError) as caught:
-        await do_group_rollout(builder, Words(["x"]))
-    assert caught.value.cause is Cause.SANDBOX
+    asked = task(_missing, "scorer")
+    priced = await rolled(asked, on_error={"inside_sandbox": -1.5})
+    assert priced.get_total_rewards() == [-1.5]
+    failed = await failure_of(asked, on_error={"inside_sandbox": "raise"})
+    assert failed.cause is Cause.INSIDE_SANDBOX
 
 
 async def _without_descriptors(box: SandboxEnvironment) -> object:
@@ -313,10 +287,8 @@ async def _without_descriptors(box: SandboxEnvironment) -> object:
 
 @pytest.mark.parametrize("place", ["solver", "scorer"])
 async def test_what_this_machine_refuses_is_raised(place: str) -> None:
-    [builder] = as_rl_dataset(task(_without_descriptors, place), renderer()).get_batch(0)
-    with pytest.raises(EpisodeError, match="Too many open files") as caught:
-        await do_group_rollout(builder, Words(["x"]))
-    assert caught.value.cause is Cause.SANDBOX
+    failed = await failure_of(task(_without_descriptors, place), match="Too many open files")
+    assert failed.cause is Cause.SANDBOX
 
 
 JUDGE_DOWN = {"grader": get_model("mockllm/model", custom_outputs=lambda *_: _down())}
@@ -462,10 +434,8 @@ async def test_a_failure_that_the_policy_has_no_part_in_is_raised(
     action: Action, place: str
 ) -> None:
     for _ in range(2):  # whichever exception of a group is looked at first
-        dataset = as_rl_dataset(task(action, place), renderer(), model_roles=JUDGE_DOWN)
-        with pytest.raises(EpisodeError) as caught:
-            await do_group_rollout(dataset.get_batch(0)[0], Words(["x"]))
-        assert caught.value.cause is (HONEST[action] or Cause[place.upper()])
+        failed = await failure_of(task(action, place), model_roles=JUDGE_DOWN)
+        assert failed.cause is (HONEST[action] or Cause[place.upper()])
 
 
 async def _raised_from_itself(box: SandboxEnvironment) -> object:
@@ -485,10 +455,8 @@ async def _many_times(box: SandboxEnvironment) -> object:
 async def test_an_exception_that_cannot_be_reported_is_an_error_of_its_episode(
     action: Action,
 ) -> None:
-    [builder] = as_rl_dataset(task(action, "scorer"), renderer()).get_batch(0)
-    with pytest.raises(EpisodeError, match=r"again|attempt 2999") as caught:
-        await asyncio.wait_for(do_group_rollout(builder, Words(["x"])), 600)
-    assert caught.value.cause is Cause.SCORER
+    failing = failure_of(task(action, "scorer"), match=r"again|attempt 2999")
+    assert (await asyncio.wait_for(failing, 600)).cause is Cause.SCORER
 
 
 _SCORED = (
@@ -510,10 +478,7 @@ async def test_before_the_first_reply_it_is_the_tasks_fault(action: Action, plac
         scorer=looks(_missing),
         sandbox="local",
     )
-    [builder] = as_rl_dataset(asked, renderer()).get_batch(0)
-    with pytest.raises(EpisodeError) as caught:
-        await do_group_rollout(builder, Words(["done"]))
-    assert caught.value.cause is Cause.SOLVER
+    assert (await failure_of(asked)).cause is Cause.SOLVER
 
 
 async def test_a_scorer_that_fails_without_a_reply_is_at_fault_itself() -> None:
@@ -527,10 +492,7 @@ async def test_a_scorer_that_fails_without_a_reply_is_at_fault_itself() -> None:
         scorer=looks(_missing),
         sandbox="local",
     )
-    [builder] = as_rl_dataset(asked, renderer()).get_batch(0)
-    with pytest.raises(EpisodeError) as caught:
-        await do_group_rollout(builder, Words(["done"]))
-    assert caught.value.cause is Cause.SCORER
+    assert (await failure_of(asked)).cause is Cause.SCORER
 
 
 async def test_its_price_is_told_once_per_dataset(caplog: pytest.LogCaptureFixture) -> None:

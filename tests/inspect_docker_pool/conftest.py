@@ -213,21 +213,25 @@ def image() -> str:
     return IMAGE
 
 
+async def take(config: DockerPoolConfig | str) -> DockerPoolSandboxEnvironment:
+    """Take the one sandbox of a configuration, as an episode does."""
+    (taken,) = (await DockerPoolSandboxEnvironment.sample_init("test", config, {})).values()
+    return taken.as_type(DockerPoolSandboxEnvironment)
+
+
 @pytest.fixture
 async def open_sandbox(manager: PoolManager) -> AsyncIterator[Opener]:
     """Take sandboxes as an episode does; they are released at the end."""
     opened: list[DockerPoolSandboxEnvironment] = []
 
-    async def take(
+    async def open_one(
         config: DockerPoolConfig | str | None = None, **options: Any
     ) -> DockerPoolSandboxEnvironment:
         given = config or DockerPoolConfig(**{"image": IMAGE, "warm": 0, **options})
-        environments = await DockerPoolSandboxEnvironment.sample_init("test", given, {})
-        (environment,) = environments.values()
-        opened.append(environment.as_type(DockerPoolSandboxEnvironment))
+        opened.append(await take(given))
         return opened[-1]
 
-    yield take
+    yield open_one
     for environment in opened:
         environment.release()
 

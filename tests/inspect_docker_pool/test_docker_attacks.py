@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from inspect_ai.util import OutputLimitExceededError, SandboxUnavailableError
+from tests.inspect_docker_pool.test_docker_executor import REACH
 
 from inspect_docker_pool.environment import DockerPoolSandboxEnvironment
 from inspect_docker_pool.errors import SandboxMisusedError
@@ -69,7 +70,7 @@ while time.monotonic() < end: time.sleep(0.1)
 """
 
 
-async def test_a_daemon_on_an_earlier_commands_pipes_forges_no_status(
+async def test_a_daemon_on_an_earlier_commands_pipes_forges_no_status_and_no_write(
     policy: DockerPoolSandboxEnvironment,
 ) -> None:
     for _ in range(4):
@@ -77,14 +78,6 @@ async def test_a_daemon_on_an_earlier_commands_pipes_forges_no_status(
     for attempt in range(REPEATS):
         failed = await policy.exec(["sh", "-c", "echo real; exit 1"], timeout=60)
         assert (failed.returncode, failed.stdout) == (1, "real\n"), attempt
-
-
-async def test_a_daemon_on_an_earlier_commands_pipes_forges_no_write(
-    policy: DockerPoolSandboxEnvironment,
-) -> None:
-    for _ in range(4):
-        await _attack(policy, _THIEF)
-    for attempt in range(REPEATS):
         await policy.write_file("/tmp/work/hidden_test", f"assert {attempt}")
         assert await policy.read_file("/tmp/work/hidden_test") == f"assert {attempt}"
     with contextlib.suppress(FileNotFoundError):
@@ -166,15 +159,6 @@ syscall(119, $uid, $uid, $uid) == 0 or die "it could not change its group";
 syscall(117, $uid, $uid, $uid) == 0 or die "it could not change its user";
 """
 
-_REACH = r"""
-for my $path ("/proc/1/mem", glob("/proc/1/fd/*")) {
-  for my $mode ("<", ">", "+<") { print "$mode$path\n" if open(my $f, $mode, $path) }
-}
-print "traced\n" if syscall(101, 16, 1, 0, 0) == 0 || syscall(101, 0x4206, 1, 0, 0) == 0;
-my $fd = syscall(434, 1, 0);
-print "taken\n" if $fd >= 0 && syscall(438, $fd, 0, 0) >= 0;
-"""
-
 _LOWER = r"""
 my $limit = pack("QQ", 5, 5);
 syscall(302, 1, 1, $limit, 0) == 0 or die "it could not lower a limit";
@@ -191,8 +175,8 @@ async def test_where_a_policy_may_change_users_it_still_reaches_nothing_of_the_e
 ) -> None:
     sandbox = await open_sandbox(cap_drop=[])
     before = await sandbox.exec(["sh", "-c", _STATE])
-    reached = await sandbox.exec(["perl", "-e", _BECOME + _REACH])
-    assert (reached.returncode, reached.stdout, reached.stderr) == (0, "", "")
+    reached = await sandbox.exec(["perl", "-e", _BECOME + REACH])
+    assert (reached.returncode, reached.stdout, reached.stderr) == (0, "[]\n", "")
     assert "could not choose" in (await sandbox.exec(["perl", "-e", _BECOME + _PIN])).stderr
     assert (await sandbox.exec(["sh", "-c", _STATE])).stdout == before.stdout
     lowered = await sandbox.exec(["perl", "-e", _BECOME + _LOWER])
@@ -408,7 +392,7 @@ async def test_a_policy_that_uses_everything_up_is_to_blame_for_what_fails(
             assert await sandbox.read_file("/tmp/file") == "x" * 5000
 
 
-async def test_a_command_whose_keeper_is_killed_is_waited_for_all_the_same(
+async def test_a_command_whose_keeper_is_killed_or_stopped_is_waited_for_all_the_same(
     open_sandbox: Any,
 ) -> None:
     sandbox = await open_sandbox(cap_drop=[])  # root may then end any process but process 1
@@ -416,13 +400,8 @@ async def test_a_command_whose_keeper_is_killed_is_waited_for_all_the_same(
         result = await sandbox.exec(["sh", "-c", "kill -9 -1; echo survived; exit 4"], timeout=60)
         assert (result.returncode, result.stdout) == (4, "survived\n")
         assert (await sandbox.exec(["echo", "on"])).stdout == "on\n"
-
-
-async def test_a_keeper_that_is_stopped_is_continued(open_sandbox: Any) -> None:
-    sandbox = await open_sandbox(cap_drop=[])
     stop = ["sh", "-c", "for n in 1 2 3; do kill -STOP $PPID; sleep 0.1; done; exit 4"]
-    result = await asyncio.wait_for(sandbox.exec(stop), 30)
-    assert result.returncode == 4
+    assert (await asyncio.wait_for(sandbox.exec(stop), 30)).returncode == 4
 
 
 _LOCK = """

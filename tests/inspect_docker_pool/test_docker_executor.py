@@ -22,13 +22,6 @@ async def _still_fast(sandbox: DockerPoolSandboxEnvironment) -> None:
     assert result.stdout == "executor-keeper\n"
 
 
-async def test_commands_run_in_a_session_and_group_of_their_own(
-    sandbox: DockerPoolSandboxEnvironment,
-) -> None:
-    ids = (await sandbox.exec(["sh", "-c", "ps -o pid=,pgid=,sid= -p $$"])).stdout.split()
-    assert ids[0] == ids[1] == ids[2] != "1"
-
-
 async def test_no_signal_stops_the_executor(sandbox: DockerPoolSandboxEnvironment) -> None:
     kill = "for s in USR1 CHLD HUP INT TERM SEGV STOP KILL; do kill -$s 1; done 2>/dev/null"
     await sandbox.exec(["sh", "-c", kill])
@@ -77,7 +70,7 @@ async def test_a_command_does_not_pay_for_a_process_that_was_busy(
     await _still_fast(sandbox)
 
 
-_READ = r"""
+REACH = r"""
 my @found;
 for my $path (glob("/proc/1/fd/*"), "/proc/1/mem", "/proc/1/environ", "/proc/1/maps") {
   for my $mode ("<", ">", "+<") { push @found, "$mode$path" if open(my $f, $mode, $path) }
@@ -91,21 +84,22 @@ print "[@found]\n";
 """
 
 
-async def test_memory_and_descriptors_of_the_executor_cannot_be_opened(
+async def test_a_command_has_its_own_session_default_signals_and_nothing_of_the_executor(
     sandbox: DockerPoolSandboxEnvironment,
 ) -> None:
-    assert (await sandbox.exec(["perl", "-e", _READ])).stdout == "[]\n"
-
-
-async def test_a_command_inherits_nothing_of_the_channel(
-    sandbox: DockerPoolSandboxEnvironment,
-) -> None:
+    assert (await sandbox.exec(["perl", "-e", REACH])).stdout == "[]\n"
     # The descriptors above 2 are those of the listing itself.
     listed = await sandbox.exec(["sh", "-c", "ls -l /proc/self/fd | grep -v /proc/"])
     assert "/dev/null" in listed.stdout
     assert listed.stdout.count("pipe:") == 2
     seen = await sandbox.exec(["python3", "-c", "import sys; print(sys.stdin.read())"])
     assert seen.stdout == "\n"
+    ids = (await sandbox.exec(["sh", "-c", "ps -o pid=,pgid=,sid= -p $$"])).stdout.split()
+    assert ids[0] == ids[1] == ids[2] != "1"
+    status = ["grep", "-E", "Sig(Ign|Blk)", "/proc/self/status"]
+    for user in (None, "nobody"):
+        lines = (await sandbox.exec(status, user=user)).stdout.split()
+        assert lines[1::2] == ["0" * 16] * 2
 
 
 async def test_many_zombies_do_not_use_up_the_processes(open_sandbox: Any) -> None:
@@ -137,13 +131,6 @@ async def test_another_user_and_odd_variables_arrive(sandbox: DockerPoolSandboxE
     for env in ({"a.b": "1", "IFS": "x"}, {"_": "u", "PWD": "/x", "é": "ü", "A B": "c"}):
         listed = (await sandbox.exec(["env"], env=env)).stdout.splitlines()
         assert {f"{name}={value}" for name, value in env.items()} <= set(listed)
-
-
-async def test_commands_have_the_default_signals(sandbox: DockerPoolSandboxEnvironment) -> None:
-    status = ["grep", "-E", "Sig(Ign|Blk)", "/proc/self/status"]
-    for user in (None, "nobody"):
-        lines = (await sandbox.exec(status, user=user)).stdout.split()
-        assert lines[1::2] == ["0" * 16] * 2
 
 
 _KINDS: dict[str, dict[str, Any]] = {
@@ -202,7 +189,7 @@ async def test_another_shell_and_a_user_of_the_image_serve_as_well(
     await _still_fast(sandbox)
     assert (await sandbox.exec(["id", "-un"])).stdout == "agent\n"
     assert (await sandbox.exec(["pwd"])).stdout == "/home/agent\n"
-    assert (await sandbox.exec(["perl", "-e", _READ])).stdout == "[]\n"
+    assert (await sandbox.exec(["perl", "-e", REACH])).stdout == "[]\n"
     with pytest.raises(TimeoutError):
         await sandbox.exec(["sh", "-c", "trap '' TERM; sleep 30"], timeout=1)
     await sandbox.exec(["sh", "-c", "kill -9 -1; kill -TERM 1; kill -INT 1"])

@@ -349,11 +349,7 @@ CASES = [case for case in CORPUS if case.docker and "service" not in case.id]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case",
-    [case for case in CORPUS if case.docker and "service" not in case.id],
-    ids=lambda c: c.id,
-)
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
 async def test_an_episode_from_a_snapshot_is_one_that_set_itself_up(
     case: ParityCase, manager: PoolManager, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.inspect_docker_pool.conftest import take
 from tests.waiting import until
 
 from inspect_docker_pool import pool as pools
@@ -35,11 +36,6 @@ from inspect_docker_pool.manager import PoolManager, close_all
 
 pytestmark = pytest.mark.docker
 Env = DockerPoolSandboxEnvironment
-
-
-async def _take(config: Any) -> DockerPoolSandboxEnvironment:
-    (taken,) = (await Env.sample_init("test", config, {})).values()
-    return taken.as_type(DockerPoolSandboxEnvironment)
 
 
 def _dockerfiles(folder: Path, image: str, count: int, run: str) -> list[str]:
@@ -80,7 +76,7 @@ async def test_an_image_is_built_once_however_many_wait_for_it(
 ) -> None:
     unique = f"echo {time.time()}; cat /proc/sys/kernel/random/uuid > /id"
     (path,) = _dockerfiles(tmp_path, image, 1, unique)
-    taken = await asyncio.gather(*(_take(path) for _ in range(4)))
+    taken = await asyncio.gather(*(take(path) for _ in range(4)))
     assert len({await one.read_file("/id") for one in taken}) == 1
     assert len({one.container.image.id for one in taken}) == 1
     for one in taken:
@@ -91,10 +87,10 @@ async def test_a_failed_build_reaches_all_who_wait_and_the_next_builds_again(
     image: str, manager: PoolManager, tmp_path: Path
 ) -> None:
     (path,) = _dockerfiles(tmp_path, image, 1, "sleep 0.5; false")
-    failed = await asyncio.gather(*(_take(path) for _ in range(4)), return_exceptions=True)
+    failed = await asyncio.gather(*(take(path) for _ in range(4)), return_exceptions=True)
     assert all(isinstance(error, SandboxImageError) for error in failed), failed
     (tmp_path / "0" / "Dockerfile").write_text(f"FROM {image}\nRUN echo {tmp_path} > /right\n")
-    taken = await _take(path)
+    taken = await take(path)
     assert await taken.read_file("/right") == f"{tmp_path}\n"
     taken.release()
 
@@ -104,13 +100,13 @@ async def test_an_image_that_was_removed_meanwhile_is_built_again(
 ) -> None:
     (path,) = _dockerfiles(tmp_path, image, 1, "true")
     config = DockerPoolConfig(file=path, warm=0)
-    taken = await _take(config)
+    taken = await take(config)
     for joining in (1, 1, 6):
         built = taken.container.image.id
         taken.release()
         await until(lambda: all(pool.state.removing == 0 for pool in manager.pools()))
         manager.engine.api.remove_image(built, force=True)
-        taken, *others = await asyncio.gather(*(_take(config) for _ in range(joining)))
+        taken, *others = await asyncio.gather(*(take(config) for _ in range(joining)))
         assert (await taken.exec(["cat", "/which"])).success
         for other in others:
             other.release()
@@ -124,7 +120,7 @@ async def test_images_stay_within_their_budget_and_what_goes_is_named(
     (base,) = manager.engine.api.images(name=image)
     configs = [DockerPoolConfig(file=p, warm=0, images=base["Size"] + 50_000_000) for p in paths]
     for config in configs:
-        taken = await _take(config)
+        taken = await take(config)
         taken.release()
         await until(lambda: all(pool.state.removing == 0 for pool in manager.pools()))
     removed = [record.getMessage() for record in caplog.records if "removed image" in record.msg]
@@ -132,7 +128,7 @@ async def test_images_stay_within_their_budget_and_what_goes_is_named(
     tags = {tag for one in manager.engine.api.images() for tag in one["RepoTags"] or []}
     assert image in tags
     assert not any(f"{tag} " in removed[0] for tag in tags)
-    again = await _take(configs[0])
+    again = await take(configs[0])
     assert (await again.read_file("/which")).endswith(" 0\n")
     again.release()
 
@@ -157,7 +153,7 @@ async def test_a_rebuilt_image_leaves_nothing_behind(
 ) -> None:
     (path,) = _dockerfiles(tmp_path, image, 1, "cat /proc/sys/kernel/random/uuid > /id")
     config = DockerPoolConfig(file=path, warm=0)
-    taken = await _take(config)
+    taken = await take(config)
     in_use = taken.container.image.id
     made = {in_use}
     for number in range(3):
@@ -178,35 +174,15 @@ async def test_a_rebuilt_image_leaves_nothing_behind(
     taken.release()
 
 
-async def test_first_use_is_first_come_first_served(
-    image: str, manager: PoolManager, tmp_path: Path
-) -> None:
-    (path,) = _dockerfiles(tmp_path, image, 1, "sleep 1")
-    config = DockerPoolConfig(file=path, warm=0, max=1)
-    order: list[int] = []
-
-    async def episode(number: int) -> None:
-        taken = await _take(config)
-        order.append(number)
-        taken.release()
-
-    tasks = []
-    for number in range(8):
-        tasks.append(asyncio.create_task(episode(number)))
-        await asyncio.sleep(0.3 if number in (2, 4) else 0)
-    await asyncio.gather(*tasks)
-    assert order == list(range(8))
-
-
 async def test_a_maximum_holds_whatever_was_configured_before(
     image: str, manager: PoolManager
 ) -> None:
-    free = [await _take(DockerPoolConfig(image=image, warm=0)) for _ in range(2)]
+    free = [await take(DockerPoolConfig(image=image, warm=0)) for _ in range(2)]
     highest = inside = 0
 
     async def episode() -> None:
         nonlocal highest, inside
-        taken = await _take(DockerPoolConfig(image=image, warm=0, max=2))
+        taken = await take(DockerPoolConfig(image=image, warm=0, max=2))
         inside += 1
         highest = max(highest, inside)
         await asyncio.sleep(0.2)
@@ -215,18 +191,18 @@ async def test_a_maximum_holds_whatever_was_configured_before(
 
     await asyncio.gather(*(episode() for _ in range(6)))
     assert highest == 2
-    more = [await _take(DockerPoolConfig(image=image, warm=0)) for _ in range(2)]
+    more = [await take(DockerPoolConfig(image=image, warm=0)) for _ in range(2)]
     for one in [*free, *more]:
         one.release()
 
 
 async def test_a_loop_that_was_closed_gets_no_container(image: str, manager: PoolManager) -> None:
     config = DockerPoolConfig(image=image, warm=0, max=1)
-    first = await _take(config)
+    first = await take(config)
 
     def abandon() -> None:
         loop = asyncio.new_event_loop()
-        waiting = loop.create_task(_take(config))
+        waiting = loop.create_task(take(config))
         loop.run_until_complete(asyncio.sleep(0.1))
         waiting._log_destroy_pending = False  # type: ignore[attr-defined]
         loop.close()
@@ -234,7 +210,7 @@ async def test_a_loop_that_was_closed_gets_no_container(image: str, manager: Poo
 
     abandoned: list[Any] = []
     await asyncio.to_thread(abandon)
-    waiting = asyncio.create_task(_take(config))
+    waiting = asyncio.create_task(take(config))
     await asyncio.sleep(0.1)
     first.release()
     (await asyncio.wait_for(waiting, 60)).release()
@@ -246,11 +222,12 @@ async def test_containers_with_networks_of_their_own_wait_for_one(
     monkeypatch.setattr(pools, "NETWORKS", 1)
     path = tmp_path / "compose.yaml"
     path.write_text(
-        f"services: {{default: {{image: {image}, command: tail -f /dev/null, networks: [own]}}}}\n"
-        "networks: {own: {internal: true}}\nx-docker-pool: {warm: 0}\n"
+        f"services: {{default: {{image: {image}, networks: [own, more], command: sleep 9d}}}}\n"
+        "networks: {own: {internal: true}, more: {internal: true}}\nx-docker-pool: {warm: 0}\n"
     )
-    first = await _take(str(path))
-    waiting = asyncio.create_task(_take(str(path)))
+    first = await take(str(path))
+    assert (await first.exec(["ls", "/sys/class/net"])).stdout.split() == ["eth0", "eth1", "lo"]
+    waiting = asyncio.create_task(take(str(path)))
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(asyncio.shield(waiting), 1)
     first.release()
@@ -265,7 +242,7 @@ async def test_cancelled_callers_start_no_containers(
     if known:
         await Env.task_init("test", config)
     before = process_metrics().get("sandbox/started", 0)
-    waiting = [asyncio.create_task(_take(config)) for _ in range(60)]
+    waiting = [asyncio.create_task(take(config)) for _ in range(60)]
     await asyncio.sleep(0.01)
     for task in waiting:
         task.cancel()
@@ -281,7 +258,7 @@ async def test_file_descriptors_do_not_grow_with_episodes(image: str, manager: P
     config = DockerPoolConfig(image=image, warm=2, max=4)
 
     async def episode() -> None:
-        taken = await _take(config)
+        taken = await take(config)
         await taken.write_file("file", "text")
         assert await taken.read_file("file") == "text"
         await taken.exec(["true"], user="nobody")
@@ -368,11 +345,11 @@ async def test_a_silent_engine_holds_up_no_event_loop(
     image: str, manager: PoolManager, silent_engine: SilentEngine
 ) -> None:
     config = DockerPoolConfig(image=image, warm=1, max=2)
-    first, second = await _take(config), await _take(config)
+    first, second = await take(config), await take(config)
     silent_engine.fall_silent()
     begun = time.monotonic()
     second.release()
-    attempts: list[Any] = [_take(config), Env.task_init("test", config), _take(image)]
+    attempts: list[Any] = [take(config), Env.task_init("test", config), take(image)]
     for attempt in attempts:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(attempt, 1)
@@ -385,7 +362,7 @@ async def test_a_silent_engine_holds_up_no_event_loop(
 async def test_a_silent_engine_holds_no_command(
     image: str, manager: PoolManager, silent_engine: SilentEngine
 ) -> None:
-    sandbox = await _take(DockerPoolConfig(image=image, warm=0))
+    sandbox = await take(DockerPoolConfig(image=image, warm=0))
     silent_engine.fall_silent()
     begun = time.monotonic()
     with pytest.raises(TimeoutError):
@@ -412,7 +389,10 @@ async def test_a_build_or_pull_without_progress_ends_with_an_error(
         if what == "build":
             (config,) = _dockerfiles(tmp_path, image, 1, "sleep 30")
         with pytest.raises(SandboxError, match=what):
-            await asyncio.wait_for(_take(config), 120)
+            await asyncio.wait_for(take(config), 120)
+
+
+_AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root sees others' open files")
 
 
 class TestDiskLimit:
@@ -422,9 +402,29 @@ class TestDiskLimit:
         with pytest.raises(SandboxDiedError, match="disk limit"):
             await sandbox.exec(["sh", "-c", program + "\nsleep 60"])
 
-    async def test_many_empty_files(self, open_sandbox: Any) -> None:
-        program = "cd /root; seq 20000 | xargs touch"
-        await self._ends(await open_sandbox(disk="20m"), program)
+    @pytest.mark.parametrize(
+        "program",
+        [
+            "cd /root; seq 20000 | xargs touch",
+            "for f in hosts hostname resolv.conf\ndo head -c 9000000 /dev/zero >> /etc/$f; done",
+            "for n in $(seq 25); do d=$(printf d%200s | tr ' ' d); mkdir $d; cd $d; done\n"
+            "for n in 1 2; do head -c 9000000 /dev/zero > /root/$n; done",
+            pytest.param(
+                "head -c 9000000 /dev/zero > f; exec 5<f; rm f\n"
+                "head -c 9000000 /dev/zero > f; exec 6<f; rm f",
+                marks=_AS_ROOT,
+            ),
+            pytest.param(
+                "for n in 1 2; do cp /bin/sleep s; head -c 9000000 /dev/zero >> s; ./s 60 &\n"
+                "sleep 1; rm s; done",
+                marks=_AS_ROOT,
+            ),
+        ],
+        ids=["empty", "mounted by the engine", "beside deep folders", "open", "running"],
+    )
+    async def test_files(self, open_sandbox: Any, program: str) -> None:
+        """Many empty ones, those that cannot be measured, and removed ones still in use."""
+        await self._ends(await open_sandbox(disk="10m"), program)
 
     async def test_blocks_beyond_a_files_size(self, open_sandbox: Any) -> None:
         sandbox = await open_sandbox(disk="60m")
@@ -453,42 +453,13 @@ class TestDiskLimit:
         with pytest.raises(SandboxConfigError, match="read_only"):
             await open_sandbox(read_only=True, cap_drop=[])
 
-    async def test_files_that_the_engine_mounts(self, open_sandbox: Any) -> None:
-        program = (
-            "for f in hosts hostname resolv.conf; do head -c 9000000 /dev/zero >> /etc/$f; done"
-        )
-        await self._ends(await open_sandbox(disk="10m"), program)
-
-    @pytest.mark.skipif(os.geteuid() != 0, reason="only root sees other users' open files")
-    @pytest.mark.parametrize(
-        "program",
-        [
-            "head -c 9000000 /dev/zero > f; exec 5<f; rm f\n"
-            "head -c 9000000 /dev/zero > f; exec 6<f; rm f",
-            "for n in 1 2; do cp /bin/sleep s; head -c 9000000 /dev/zero >> s; ./s 60 & sleep 1;"
-            "rm s; done",
-        ],
-        ids=["open", "running"],
-    )
-    async def test_removed_files_that_are_still_in_use(
-        self, open_sandbox: Any, program: str
-    ) -> None:
-        await self._ends(await open_sandbox(disk="10m"), program)
-
-    @pytest.mark.skipif(os.geteuid() != 0, reason="only root sees other users' open files")
+    @_AS_ROOT
     async def test_removed_files_of_a_process_whose_first_thread_has_ended(
         self, open_sandbox: Any, without_first_thread: bytes
     ) -> None:
         sandbox = await open_sandbox(disk="10m")
         await sandbox.write_file("/root/program", without_first_thread)
         await self._ends(sandbox, "chmod +x program; ./program &")
-
-    async def test_files_beside_folders_too_deep_to_be_measured(self, open_sandbox: Any) -> None:
-        program = (
-            "for n in $(seq 25); do d=$(printf d%200s | tr ' ' d); mkdir $d; cd $d; done\n"
-            "for n in 1 2; do head -c 9000000 /dev/zero > /root/$n; done"
-        )
-        await self._ends(await open_sandbox(disk="10m"), program)
 
     async def test_memory_files_are_no_disk(self, open_sandbox: Any) -> None:
         sandbox = await open_sandbox(disk="10m")

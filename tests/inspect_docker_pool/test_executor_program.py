@@ -1,4 +1,4 @@
-"""The executor's program, on both architectures: it runs commands, and writes and reads files."""
+"""The executor's program, on both architectures: built from its source, and at work."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.packages import COMPILERS, built
 
 from inspect_docker_pool import container
+from inspect_docker_pool.errors import SandboxConfigError
 
 NATIVE = Path(container.__file__).parent / "native"
-ARCHITECTURES = ("amd64", "arm64")
 
 
 class Talk:
@@ -66,7 +67,7 @@ def _strings(*words: str) -> bytes:
     return b"".join(word.encode() + b"\0" for word in words)
 
 
-@pytest.fixture(params=ARCHITECTURES)
+@pytest.fixture(params=COMPILERS)
 def talk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Talk]:
     if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("a process namespace needs root and unshare")
@@ -115,3 +116,17 @@ def test_it_writes_and_reads_files(talk: Talk, tmp_path: Path) -> None:
     assert talk.run(1, "root", path, "6", input=b"short")[1][0] == 1
     os.mkfifo(tmp_path / "pipe")
     assert talk.run(2, "0", str(tmp_path / "pipe"))[1][0] == 1
+
+
+@pytest.mark.parametrize("architecture", COMPILERS)
+def test_a_shipped_program_is_what_its_source_builds(architecture: str, tmp_path: Path) -> None:
+    file = f"executor-{architecture}"
+    native = shutil.copytree(NATIVE, tmp_path / "native")
+    assert built(native, file) == (NATIVE / file).read_bytes()
+
+
+def test_an_image_without_a_program_for_it_is_refused() -> None:
+    for architecture in COMPILERS:
+        assert container.pack_program(architecture, "/")
+    with pytest.raises(SandboxConfigError, match="not riscv64"):
+        container.pack_program("riscv64", "/")
