@@ -81,9 +81,10 @@ import json, sys
 sys.path.insert(0, "agent")
 import program
 body = json.dumps({"model": "inspect", "messages": [{"role": "user", "content": "Do it, again."}]})
+head = ["POST /v1/chat/completions HTTP/1.1", "Host: x", "Content-Type: application/json"]
 with program.connect(PORT) as given_up:
-    head = "POST /v1/chat/completions HTTP/1.1\\r\\nHost: x\\r\\nContent-Type: application/json\\r\\n"
-    given_up.sendall(f"{head}Content-Length: {len(body)}\\r\\n\\r\\n{body}".encode())
+    lines = [*head, f"Content-Length: {len(body)}", "", body]
+    given_up.sendall("\\r\\n".join(lines).encode())
 program.converse(program.chat, PORT, "again", 3, [])
 """
 
