@@ -187,7 +187,7 @@ async def _first_observation() -> float:
 LINES = {
     # No bar against the env by hand: 1.4 could only be had by exchanging functions of Inspect.
     "one-turn": Line("one-turn episode, 199+141 tokens", one_turn, {"eval": 0.3, "bridge": 1.2}),
-    "logged": Line("the same with log_dir", one_turn_logged, {"eval, logs": 0.4}),
+    "logged": Line("the same with log_dir", one_turn_logged, {"eval, logs": 0.6}),
     "tool-turn": Line("tool turn of an 8-turn episode", tool_turn, {"eval": 0.8}),
     "late-turn": Line(
         "late turn of 64, 500-token results",
