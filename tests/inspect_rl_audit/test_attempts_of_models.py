@@ -45,25 +45,6 @@ def three():
 """
 
 
-QUIZ = """
-from inspect_ai import Task, task
-from inspect_ai.dataset import Sample
-from inspect_ai.scorer import Score, mean, scorer
-
-@scorer(metrics=[mean()])
-def letters():
-    async def score(state, target):
-        text = state.output.completion
-        part = sum(c in "abcdefghijklm" for c in text) / max(1, len(text))
-        return Score(value={"solved": 1.0, "unsolvable": 0.0}.get(state.sample_id, part))
-    return score
-
-@task
-def quiz():
-    ids = ("a", "solved", "b", "unsolvable", "c")
-    return Task(dataset=[Sample(id=i, input="Write letters.") for i in ids], scorer=letters())
-"""
-
 NOWHERE = "http://127.0.0.1:9"
 
 
@@ -185,31 +166,6 @@ def test_a_hosted_model_is_sampled_once(
     # nothing is missing, so nothing is asked
     again = audit(*command, **{**server.environ, "TINKER_BASE_URL": NOWHERE})
     assert again["summary"]["signal"] == report["summary"]["signal"]
-
-
-@pytest.mark.local
-@pytest.mark.nightly
-@pytest.mark.long
-def test_what_an_audit_recommends_is_trained_on(attempts: Path, tmp_path: Path) -> None:
-    """Samples that are always or never solved cost nothing, and every group has a difference."""
-    (tmp_path / "task.py").write_text(QUIZ)
-    task, out, run = f"{tmp_path}/task.py@quiz", tmp_path / "out", tmp_path / "run"
-    sampling = ["--local", "--episodes", 4, "--max-tokens", 8, "--out", out, "--json"]
-    report = audit(task, *sampling, "--probe", "signal", "--fail-on", "never")
-    found = {each["code"]: each["sample"] for each in report["findings"]}
-    assert (found["solved-by-all"], found["solved-by-none"]) == ("solved", "unsolvable")
-    advice = report["summary"]["signal"]["recommendation"]
-    assert (advice["keep"], advice["drop"]) == (3, 2)
-    options = ["--group-size", advice["group_size"], "--max-tokens", advice["max_tokens"]]
-    options += ["--sample-id", f"@{out / advice['sample_ids_file']}"]
-    trained = in_own_process(
-        *("train", task, "--local", "--steps", 3, "--log-dir", run, *options),
-    )
-    assert trained.returncode == 0, trained.stderr
-    assert set(attempts_at(run / "rollouts" / "train")) == {"a", "b", "c"}
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    mixed = [row["env/all/by_group/frac_mixed"] for row in rows if "progress/batch" in row]
-    assert mixed == [1.0] * 3
 
 
 @pytest.mark.local

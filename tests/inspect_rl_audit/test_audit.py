@@ -21,7 +21,6 @@ from inspect_ai.scorer import Score, Scorer, Target, includes, mean, scorer
 from inspect_ai.solver import TaskState
 from tests.packages import install
 
-import inspect_rl_audit
 from inspect_rl_audit import (
     AuditOptions,
     Severity,
@@ -29,7 +28,6 @@ from inspect_rl_audit import (
 )
 from inspect_rl_audit.command import audit as command
 from inspect_rl_audit.probes.sandbox import judged_places
-from inspect_rl_audit.probes.signal import pass_at
 from inspect_rl_audit.records import FINISHED, JOURNAL
 from inspect_rl_audit.report import render
 from inspect_rl_audit.stage import read_budget
@@ -248,14 +246,6 @@ async def test_gold_may_be_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("k", "rewards", "chance"),
-    [(1, [1.0, 0.0], 0.5), (2, [1.0, 0.0, 0.0], 2 / 3), (3, [0.0] * 4, 0.0), (1, [1.0] * 3, 1.0)],
-)
-def test_pass_at_k(k: int, rewards: list[float], chance: float) -> None:
-    assert pass_at(k, rewards, 1.0) == pytest.approx(chance)
-
-
-@pytest.mark.parametrize(
     ("line", "leak"),
     [
         ("FILE ./answer.txt (7 bytes): 1:deploy", True),
@@ -363,14 +353,6 @@ def test_the_table_names_findings_and_the_report(
     narrow = CliRunner().invoke(command, [*arguments, "--probe", "baselines"]).stdout
     table = narrow[: narrow.index("\nempty-reply: ")]
     assert max(map(len, table.splitlines())) <= 60 < max(map(len, lines))
-
-
-def test_a_narrow_page_breaks_names_between_words_only() -> None:
-    css = Path(inspect_rl_audit.__file__).with_name("page.css").read_text()
-    _, _, narrow = css.partition("@media (max-width: 520px)")
-    rules = re.findall(r"td:first-child \{([^}]*)\}", narrow)
-    assert rules
-    assert not [rule for rule in rules if "overflow-wrap" in rule or "word-break" in rule]
 
 
 def test_the_page_shows_what_others_wrote_as_text() -> None:

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 from inspect_rl_audit import CODES
-from inspect_rl_audit.plugin import AUDIT_PROBES
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")
@@ -32,9 +31,3 @@ def test_every_code_can_be_found() -> None:
     folder = ROOT / "src" / "inspect_rl_audit"
     text = "".join(path.read_text(encoding="utf-8") for path in folder.rglob("*.py"))
     assert [name for name in CODES if f'"{name}"' not in text] == []
-
-
-def test_built_in_probes_are_listed() -> None:
-    assert {"samples", "baselines", "gold", "sandbox", "scorer", "signal", "cost"} <= set(
-        AUDIT_PROBES
-    )

@@ -18,7 +18,6 @@ from inspect_ai.scorer import Score, Target, mean
 from inspect_ai.solver import TaskState, generate
 from tests.functions import make_scorer
 from tests.rl.policies import renderer, tokenizer
-from tests.serve.tiny_model import TinyModel
 
 from inspect_tinker_plugin.serve import Prompt, RolloutService, Sampled, Sampler
 
@@ -36,6 +35,16 @@ async def share_of_letter(state: TaskState, target: Target, letter: str) -> Scor
 def task() -> Task:
     samples = [Sample(id=f"s{number}", input=f"{number}: speak.") for number in range(8)]
     return Task(dataset=samples, solver=generate(), scorer=share_of_letter("e"))
+
+
+def tiny_model() -> Any:
+    """Make a Qwen2 with random weights, which says anything."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    return Qwen2ForCausalLM(Qwen2Config(vocab_size=len(tokenizer()), **shape, **heads)).eval()
 
 
 def sampler_of(model: Any) -> Sampler:
@@ -100,7 +109,7 @@ def test_grpo_improves_on_the_episodes_of_a_task(tmp_path: Path) -> None:
     torch.manual_seed(0)
     settings = {"per_device_train_batch_size": 64, "num_generations": 32, "max_steps": 20}
     trainer = trl.GRPOTrainer(
-        model=TinyModel().model,
+        model=tiny_model(),
         processing_class=tokenizer(),
         reward_funcs=paid,
         rollout_func=roll_out,

@@ -44,22 +44,16 @@ def test_a_taught_model_says_what_the_policy_said(tmp_path: Path, tiny_model: Pa
     assert (taught / "model.safetensors").stat().st_mtime_ns == written, "made once"
 
 
-def test_a_folder_of_another_lesson_is_refused(tmp_path: Path, tiny_model: Path) -> None:
+def test_what_cannot_be_imitated_is_refused(tmp_path: Path, tiny_model: Path) -> None:
+    with pytest.raises(LocalConfigError, match="no trajectories"):
+        imitate(tiny_model, tmp_path / "taught", [])
+    picture = tinker.types.ImageChunk(data=b"x", format="png", expected_tokens=3)
+    with pytest.raises(LocalConfigError, match="only text"):
+        imitate(tiny_model, tmp_path / "taught", [conversation(picture)])
+    assert not (tmp_path / "taught").exists()
     how = Imitation(steps=1, batch_size=1)
     imitate(tiny_model, tmp_path / "taught", [conversation()], how=how)
     with pytest.raises(LocalConfigError, match="a taught model of another kind"):
         imitate(tiny_model, tmp_path / "taught", [conversation()] * 2, how=how)
     with pytest.raises(LocalConfigError, match="is not a taught model"):
         imitate(tiny_model, tiny_model, [conversation()], how=how)
-
-
-def test_nothing_to_imitate_is_an_error(tmp_path: Path, tiny_model: Path) -> None:
-    with pytest.raises(LocalConfigError, match="no trajectories"):
-        imitate(tiny_model, tmp_path / "taught", [])
-    assert not (tmp_path / "taught").exists()
-
-
-def test_pictures_are_refused(tmp_path: Path, tiny_model: Path) -> None:
-    picture = tinker.types.ImageChunk(data=b"x", format="png", expected_tokens=3)
-    with pytest.raises(LocalConfigError, match="only text"):
-        imitate(tiny_model, tmp_path / "taught", [conversation(picture)])

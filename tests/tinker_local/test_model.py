@@ -24,17 +24,14 @@ def test_the_same_seed_gives_the_same_weights(tmp_path: Path) -> None:
     assert weights(one) != weights(tiny_model(tmp_path / "three", seed=1))
 
 
-def test_making_it_again_changes_nothing(tmp_path: Path) -> None:
+def test_making_it_again_changes_nothing_and_another_seed_is_refused(tmp_path: Path) -> None:
     folder = tiny_model(tmp_path / "deep" / "model")
     before = {file: file.stat().st_mtime_ns for file in folder.iterdir()}
     assert tiny_model(tmp_path / "deep" / "model") == folder
     assert {file: file.stat().st_mtime_ns for file in folder.iterdir()} == before
     assert list((tmp_path / "deep").iterdir()) == [folder]
-
-
-def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
-    assert tiny_model(tmp_path) == tmp_path
-    assert (tmp_path / "config.json").is_file()
+    with pytest.raises(LocalConfigError, match="another kind"):
+        tiny_model(folder, seed=7)
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
@@ -42,12 +39,6 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(LocalConfigError, match="is not a tiny model"):
         tiny_model(tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
-
-
-def test_another_seed_in_the_same_place_is_refused(tmp_path: Path) -> None:
-    tiny_model(tmp_path / "model")
-    with pytest.raises(LocalConfigError, match="another kind"):
-        tiny_model(tmp_path / "model", seed=7)
 
 
 def test_the_global_random_state_is_untouched(tmp_path: Path) -> None:

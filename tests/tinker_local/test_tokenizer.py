@@ -1,4 +1,4 @@
-"""The shipped tokenizer: loses no text, and works with the cookbook's renderers and tools."""
+"""The shipped tokenizer loses no text, and no text forges a turn."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tinker_cookbook.renderers import Message, ToolSpec, get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 from inspect_tinker_plugin.testing import tokenizer_path
 
-QWEN_RENDERERS = ["qwen3", "qwen3_disable_thinking", "qwen3_instruct"]
 NOT_SPECIAL = [
     "<think>",
     "</think>",
@@ -21,15 +19,6 @@ NOT_SPECIAL = [
     "<tool_response>",
     "</tool_response>",
 ]
-ADD = ToolSpec(
-    name="add",
-    description="Add two numbers.",
-    parameters={
-        "type": "object",
-        "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}},
-        "required": ["x", "y"],
-    },
-)
 
 
 @pytest.fixture(scope="module")
@@ -72,48 +61,6 @@ def test_text_cannot_forge_a_turn_when_special_tokens_are_split(tokenizer: Any) 
     split = tokenizer.encode("<|im_end|>", add_special_tokens=False, split_special_tokens=True)
     assert im_end not in split
     assert tokenizer.decode(split) == "<|im_end|>"
-
-
-@pytest.mark.parametrize("name", [*QWEN_RENDERERS, "role_colon"])
-def test_a_reply_survives_render_and_parse(tokenizer: Any, name: str) -> None:
-    renderer = get_renderer(name, tokenizer)
-    prompt = renderer.build_generation_prompt([Message(role="user", content="What is 2 + 2?")])
-    assert "What is 2 + 2?" in tokenizer.decode(prompt.to_ints())
-    reply = tokenizer.encode(" It is 4." if name == "role_colon" else "It is 4.")
-    message, termination = renderer.parse_response([*reply, tokenizer.eos_token_id])
-    assert termination.is_clean
-    content = message["content"]
-    text = content if isinstance(content, str) else "".join(str(p.get("text")) for p in content)
-    assert text == "It is 4."
-
-
-@pytest.mark.parametrize("name", QWEN_RENDERERS)
-def test_a_tool_call_survives_render_and_parse(tokenizer: Any, name: str) -> None:
-    renderer = get_renderer(name, tokenizer)
-    prefix = renderer.create_conversation_prefix_with_tools([ADD], "Use the tools.")
-    messages = [*prefix, Message(role="user", content="Add 1 and 2.")]
-    prompt = renderer.build_generation_prompt(messages)
-    assert "Add two numbers." in tokenizer.decode(prompt.to_ints())
-
-    call = '<tool_call>\n{"name": "add", "arguments": {"x": 1, "y": 2}}\n</tool_call>'
-    sampled = [*tokenizer.encode(call, add_special_tokens=False), tokenizer.eos_token_id]
-    message, termination = renderer.parse_response(sampled)
-    assert termination.is_clean
-    (tool_call,) = message["tool_calls"]
-    assert tool_call.function.name == "add"
-    assert json.loads(tool_call.function.arguments) == {"x": 1, "y": 2}
-
-
-def test_a_sampled_tool_call_is_a_prefix_of_the_next_prompt(tokenizer: Any) -> None:
-    renderer = get_renderer("qwen3_instruct", tokenizer)
-    messages = [Message(role="user", content="Add 1 and 2.")]
-    prompt = renderer.build_generation_prompt(messages).to_ints()
-    call = '<tool_call>\n{"name": "add", "arguments": {"x": 1, "y": 2}}\n</tool_call>'
-    sampled = [*tokenizer.encode(call, add_special_tokens=False), tokenizer.eos_token_id]
-    reply, _ = renderer.parse_response(sampled)
-    messages += [reply, Message(role="tool", content="3", name="add")]
-    after = renderer.build_generation_prompt(messages).to_ints()
-    assert after[: len(prompt) + len(sampled)] == prompt + sampled
 
 
 def test_the_shipped_files_are_what_the_script_makes(tmp_path: Path) -> None:
