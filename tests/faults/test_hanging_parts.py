@@ -221,11 +221,6 @@ async def test_a_tasks_cleanup(way: Way) -> None:
     assert group.get_total_rewards() == [1.0] * 2
 
 
-async def leave() -> None:
-    """End the process, or so it thinks."""
-    raise SystemExit(1)
-
-
 @solver
 def asks_in_a_shield(when: str, where: str) -> Solver:
     """Asks the policy where no cancellation of the episode reaches it."""

@@ -130,48 +130,32 @@ os.setxattr("/root/hidden", "system.posix_acl_access", struct.pack("<I", 2) + pa
 """
 
 
-@pytest.mark.parametrize(
-    ("setup", "options"),
-    [
-        ("nohup sleep 600 >/dev/null 2>&1 &", {}),
-        ("echo x > /dev/shm/x", {}),
-        ("echo 127.0.0.1 other >> /etc/hosts", {}),
-        ("echo x > /scratch/x", {"tmpfs": ["/scratch:size=1m,mode=1777"]}),
-        ("mkfifo /dev/pipe; echo x > /dev/file", {}),
-        ("chmod 600 /dev/null", {}),
-        (f"python3 -c {shlex.quote(_DENY)}", {}),
-        ("truncate -s 9m /root/sparse", {}),
-        ("python3 -c \"import socket; socket.socket(socket.AF_UNIX).bind('/root/door')\"", {}),
-        ("touch /root/.wh.made", {}),
-        ("touch -d 1960-01-01 /root/early", {}),
-        ("touch -d 2400-01-01 /root/late", {}),
-        ("touch /root/flagged; chattr +A /root/flagged", {}),
-        ("ip link set lo down 2>/dev/null || true", {"cap_add": ["NET_ADMIN"]}),
-        ("true", {"command": ["sleep", "600", "600"]}),
-        ("true", {"snapshot": False}),
-    ],
-    ids=[
-        "process",
-        "shared-memory",
-        "hosts",
-        "tmpfs",
-        "devices",
-        "mode-of-a-device",
-        "access-list",
-        "sparse-file",
-        "socket",
-        "name-of-layers",
-        "early-time",
-        "late-time",
-        "flags",
-        "network",
-        "own-command",
-        "opted-out",
-    ],
-)
-async def test_what_an_image_cannot_hold_is_set_up_by_each(
-    manager: PoolManager, setup: str, options: dict[str, Any]
-) -> None:
+NOT_IN_AN_IMAGE: dict[str, tuple[str, dict[str, Any]]] = {
+    "process": ("nohup sleep 600 >/dev/null 2>&1 &", {}),
+    "shared-memory": ("echo x > /dev/shm/x", {}),
+    "hosts": ("echo 127.0.0.1 other >> /etc/hosts", {}),
+    "tmpfs": ("echo x > /scratch/x", {"tmpfs": ["/scratch:size=1m,mode=1777"]}),
+    "devices": ("mkfifo /dev/pipe; echo x > /dev/file", {}),
+    "mode-of-a-device": ("chmod 600 /dev/null", {}),
+    "access-list": (f"python3 -c {shlex.quote(_DENY)}", {}),
+    "sparse-file": ("truncate -s 9m /root/sparse", {}),
+    "socket": (
+        "python3 -c \"import socket; socket.socket(socket.AF_UNIX).bind('/root/door')\"",
+        {},
+    ),
+    "name-of-layers": ("touch /root/.wh.made", {}),
+    "early-time": ("touch -d 1960-01-01 /root/early", {}),
+    "late-time": ("touch -d 2400-01-01 /root/late", {}),
+    "flags": ("touch /root/flagged; chattr +A /root/flagged", {}),
+    "network": ("ip link set lo down 2>/dev/null || true", {"cap_add": ["NET_ADMIN"]}),
+    "own-command": ("true", {"command": ["sleep", "600", "600"]}),
+    "opted-out": ("true", {"snapshot": False}),
+}
+
+
+@pytest.mark.parametrize("what", NOT_IN_AN_IMAGE)
+async def test_what_an_image_cannot_hold_is_set_up_by_each(manager: PoolManager, what: str) -> None:
+    setup, options = NOT_IN_AN_IMAGE[what]
     before = forks()
     look = (
         "cat /dev/shm/x /scratch/x 2>/dev/null; grep other /etc/hosts; ps -e -o args=; "

@@ -20,14 +20,13 @@ pytestmark = pytest.mark.docker
 Env = DockerPoolSandboxEnvironment
 
 
-async def test_a_runtime_is_the_engines(open_sandbox: Any, manager: PoolManager) -> None:
+async def test_a_runtime_is_the_engines_and_one_that_it_lacks_is_named(
+    open_sandbox: Any, manager: PoolManager, image: str
+) -> None:
     sandbox = await open_sandbox(runtime="io.containerd.runc.v2")
     facts = manager.engine.api.inspect_container(sandbox.container.id)
     assert facts["HostConfig"]["Runtime"] == "io.containerd.runc.v2"
     assert (await sandbox.exec(["echo", "on"])).stdout == "on\n"
-
-
-async def test_a_runtime_that_the_engine_lacks_is_named(image: str) -> None:
     config = DockerPoolConfig(image=image, runtime="runsc-of-nobody")
     with pytest.raises(SandboxStartError, match="runsc-of-nobody"):
         await Env.sample_init("test", config, {})

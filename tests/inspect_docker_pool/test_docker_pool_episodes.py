@@ -175,13 +175,6 @@ async def test_groups_of_several_batches_that_are_cancelled_leave_no_container(
     await until(lambda: containers_of(manager) == 0)
 
 
-async def test_building_a_dataset_starts_its_containers() -> None:
-    before = process_metrics().get("sandbox/started", 0)
-    dataset = as_rl_dataset(in_pool("of its own"), renderer(), group_size=3)
-    await until(lambda: process_metrics().get("sandbox/started", 0) >= before + 3)
-    assert len(dataset) == 1
-
-
 def image_per_sample(folder: Path, count: int, run: str = "true", **sample: Any) -> Task:
     samples = []
     for number in range(count):

@@ -16,6 +16,7 @@ from inspect_ai.scorer import Score, Target, mean
 from inspect_ai.solver import Generate, TaskState
 from inspect_ai.util import SandboxEnvironment, sandbox
 from tests.functions import make_scorer, make_solver
+from tests.waiting import until
 
 from inspect_docker_pool import prewarm, process_metrics, record_sandbox_metrics
 from inspect_docker_pool.command import Command
@@ -62,12 +63,6 @@ def project(tmp_path: Path, image: str) -> Callable[..., str]:
 async def start(path: str) -> dict[str, Env]:
     given = await Env.sample_init("test", path, {})
     return {name: each.as_type(Env) for name, each in given.items()}
-
-
-async def nothing_left(owner: str, left_behind: Callable[[str], list[str]]) -> None:
-    with anyio.fail_after(60):
-        while left_behind(owner):  # noqa: ASYNC110
-            await anyio.sleep(0.05)
 
 
 async def ask(box: SandboxEnvironment, host: str) -> str:
@@ -120,7 +115,7 @@ async def test_episodes_do_not_reach_each_others_services(
     assert (await ask(second["default"], address)).startswith("refused")
     second["web"].release()
     first["default"].release()
-    await nothing_left(manager.owner.id, left_behind)
+    await until(lambda: not left_behind(manager.owner.id))
 
 
 async def test_the_host_is_not_reached_from_an_internal_network(
@@ -167,9 +162,7 @@ async def test_a_warm_project_whose_server_has_ended_is_not_handed_out(
     (pool,) = manager.pools()
     web = pool._idle[0].containers[1]
     await web.run(Command(("pkill", "-9", "python3"), cwd="/"))
-    with anyio.fail_after(100):
-        while web.is_ready():  # noqa: ASYNC110  (the executor tells)
-            await anyio.sleep(0.02)
+    await until(lambda: not web.is_ready(), 100)  # the executor tells
     boxes = await start(path)
     assert boxes["web"].container is not web
     assert await ask(boxes["default"], "web") == "w"
@@ -292,7 +285,7 @@ async def test_a_dropped_or_named_project_is_removed_as_a_whole(
     boxes["default"].release()
     boxes = await start(path)
     del boxes
-    await nothing_left(manager.owner.id, left_behind)
+    await until(lambda: not left_behind(manager.owner.id))
 
 
 @make_solver

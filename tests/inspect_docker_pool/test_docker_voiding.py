@@ -30,20 +30,12 @@ async def _while_nobody_listens(calls: list[Any]) -> list[Any]:
     return await asyncio.gather(*tasks)
 
 
-async def test_output_waits_for_a_harness_that_does_not_listen(
-    manager: PoolManager, open_sandbox: Any
-) -> None:
+async def test_output_and_files_wait_for_a_harness_that_does_not_listen(open_sandbox: Any) -> None:
     sandbox = await open_sandbox()
     results = await _while_nobody_listens(
         [sandbox.exec(["head", "-c", str(_PIECE), "/dev/zero"]) for _ in range(_AT_ONCE)]
     )
     assert {(result.returncode, len(result.stdout)) for result in results} == {(0, _PIECE)}
-
-
-async def test_a_file_is_read_as_a_whole_by_a_harness_that_does_not_listen(
-    manager: PoolManager, open_sandbox: Any
-) -> None:
-    sandbox = await open_sandbox()
     await sandbox.write_file("/tmp/file", "x" * _PIECE)
     results = await _while_nobody_listens([sandbox.read_file("/tmp/file") for _ in range(_AT_ONCE)])
     assert {len(result) for result in results} == {_PIECE}
@@ -62,7 +54,7 @@ async def test_a_file_is_read_as_a_whole_by_a_harness_that_does_not_listen(
     ids=["long-link", "past-a-file", "long-name", "no-text", "nothing", "descriptor"],
 )
 async def test_a_path_that_only_the_engine_may_read_is_never_the_engines_failure(
-    manager: PoolManager, open_sandbox: Any, name: str, target: str, number: int
+    open_sandbox: Any, name: str, target: str, number: int
 ) -> None:
     sandbox = await open_sandbox(user="nobody")
     link = f"ln -s '{target}' '/tmp/own/{name}';" if target else ""
@@ -84,7 +76,7 @@ fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
 _HELD = "open('/tmp/held', 'w').close()\n"
 
 
-async def test_a_lease_on_a_file_is_waited_for(manager: PoolManager, open_sandbox: Any) -> None:
+async def test_a_lease_on_a_file_is_waited_for(open_sandbox: Any) -> None:
     sandbox = await open_sandbox()
     for use in (sandbox.write_file, sandbox.read_file):
         words = ("whole",) if use == sandbox.write_file else ()
@@ -98,17 +90,13 @@ async def test_a_lease_on_a_file_is_waited_for(manager: PoolManager, open_sandbo
         await holder
 
 
-async def test_a_command_as_large_as_the_kernel_takes_runs(
-    manager: PoolManager, open_sandbox: Any
+async def test_a_command_as_large_as_the_kernel_takes_and_any_timeout_are_taken(
+    open_sandbox: Any,
 ) -> None:
     sandbox = await open_sandbox()
     words = ["x"] * 150_000
     result = await sandbox.exec(["python3", "-c", "import sys; print(len(sys.argv))", *words])
     assert result.stdout == "150001\n"
-
-
-async def test_any_timeout_is_taken(manager: PoolManager, open_sandbox: Any) -> None:
-    sandbox = await open_sandbox()
     assert (await sandbox.exec(["echo", "fine"], timeout=10**10)).stdout == "fine\n"
 
 

@@ -17,8 +17,9 @@ from click.testing import CliRunner
 from inspect_ai import Task, eval_async
 from inspect_ai.dataset import Sample
 from inspect_ai.log import read_eval_log_sample_async
-from inspect_ai.scorer import Score, Scorer, Target, includes, mean, scorer
+from inspect_ai.scorer import Score, Target, includes, mean
 from inspect_ai.solver import TaskState
+from tests.functions import make_scorer
 from tests.packages import install
 
 from inspect_rl_audit import (
@@ -230,12 +231,9 @@ async def test_gold_may_be_named(tmp_path: Path) -> None:
         Sample(id=n, input=f"{n}?", target="see key", metadata={"key": f"k{n}"}) for n in (1, 2)
     ]
 
-    @scorer(metrics=[mean()])
-    def by_key() -> Scorer:
-        async def score(state: TaskState, target: Target) -> Score:
-            return Score(value=float(state.metadata["key"] in state.output.completion))
-
-        return score
+    @make_scorer(mean())
+    async def by_key(state: TaskState, target: Target) -> Score:
+        return Score(value=float(state.metadata["key"] in state.output.completion))
 
     task = Task(dataset=samples, scorer=by_key())
     without = await run_audit(task, AuditOptions(out=tmp_path / "a", probes=["gold"]))

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 
 from inspect_ai import Task, task
 from inspect_ai.log import EvalLog, EvalSample, list_eval_logs, read_eval_log
-from inspect_ai.scorer import Score, Scorer, Target, accuracy, scorer
-from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
+from inspect_ai.scorer import Score, Target, accuracy
+from inspect_ai.solver import Generate, TaskState, generate
+from tests.functions import make_scorer, make_solver
 from tests.rl.policies import Words, renderer
 from tests.rl.tasks import sums
 from tinker_cookbook.rl.rollouts import do_group_rollout
@@ -26,25 +27,18 @@ from inspect_tinker_plugin.rl.group import InspectGroupBuilder
 T = TypeVar("T")
 
 
-@scorer(metrics=[accuracy()], name="reward")
-def scorer_called_reward() -> Scorer:
-    async def score(state: TaskState, target: Target) -> Score:
-        return Score(value=0.25)
-
-    return score
+@make_scorer(accuracy(), name="reward")
+async def scorer_called_reward(state: TaskState, target: Target) -> Score:
+    return Score(value=0.25)
 
 
-@scorer(metrics=[accuracy()])
-def graded_by_word() -> Scorer:
+@make_scorer(accuracy())
+async def graded_by_word(state: TaskState, target: Target) -> Score:
     """Raises for ``crash``; otherwise a dict score."""
-
-    async def score(state: TaskState, target: Target) -> Score:
-        if "crash" in state.output.completion:
-            raise ValueError("the scorer is broken")
-        right = state.output.completion == target.text
-        return Score(value={"right": float(right), "short": 1.0})
-
-    return score
+    if "crash" in state.output.completion:
+        raise ValueError("the scorer is broken")
+    right = state.output.completion == target.text
+    return Score(value={"right": float(right), "short": 1.0})
 
 
 @task
@@ -52,13 +46,10 @@ def by_word(count: int = 2) -> Task:
     return Task(dataset=sums(count), solver=generate(), scorer=graded_by_word())
 
 
-@solver
-def two_turns() -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        state = await generate(state)
-        return await generate(state)
-
-    return solve
+@make_solver
+async def two_turns(state: TaskState, generate: Generate) -> TaskState:
+    state = await generate(state)
+    return await generate(state)
 
 
 def dataset(task: Any, log_dir: Path, **options: Any) -> InspectRLDataset:

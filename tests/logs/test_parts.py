@@ -203,25 +203,12 @@ def test_half_pairs_in_model_calls_are_spelt_out(tmp_path: Path) -> None:
     """Inspect cannot condense such calls: its own evals fail to write their log."""
     text = HOSTILE["half a pair"]
     told = ChatMessageUser(content=text)
-    call = ModelEvent(
-        model="rl/policy",
-        input=[told],
-        tools=[],
-        tool_choice="auto",
-        config=GenerateConfig(),
-        output=ModelOutput.from_content("rl/policy", text),
-    )
+    call = model_call(told)
+    call.output = ModelOutput.from_content("rl/policy", text)
     sample = EvalSample(id=1, epoch=1, input="?", target="", messages=[told], events=[call])
     write_part(tmp_path / "part", [sample])
-    spec = EvalSpec(
-        created="2026-01-01T00:00:00+00:00",
-        task="task",
-        dataset=EvalDataset(),
-        model="rl/policy",
-        config=EvalConfig(),
-    )
     path = tmp_path / "log.eval"
-    write_log(EvalLog(eval=spec, status="success"), read_part(tmp_path / "part"), path)
+    write_log(made_log(), read_part(tmp_path / "part"), path)
     [back] = apart(read_eval_log, str(path)).samples or []
     assert back.messages[0].text == "\\ud83d and \\udc00"
     [event] = back.events

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.waiting import wait_until
+from tests.processes.test_workers import wait_until_there, work
 
 from inspect_tinker_plugin.contracts.errors import Cause, ConfigError, EpisodeError
 from inspect_tinker_plugin.processes.ray_executor import RayExecutor, missing, ray_pool
@@ -57,22 +56,6 @@ def variable(name: str) -> str | None:
     return os.environ.get(name)
 
 
-async def work_until_cancelled(started: Path, cleaned: Path) -> None:
-    await asyncio.to_thread(started.touch)
-    try:
-        await asyncio.sleep(60)
-    finally:
-        await asyncio.to_thread(cleaned.touch)
-
-
-def run_until_cancelled(started: Path, cleaned: Path) -> None:
-    asyncio.run(work_until_cancelled(started, cleaned))
-
-
-def wait_until_there(path: Path) -> None:
-    wait_until(path.exists)
-
-
 def test_results_and_errors_come_back_as_they_were(executor: RayExecutor) -> None:
     assert executor.submit(len, "four").result(60) == 4
     failed = executor.submit(fail)
@@ -89,7 +72,7 @@ def test_workers_know_the_server(cluster: Any, monkeypatch: pytest.MonkeyPatch) 
 
 def test_cancelling_a_call_lets_it_clean_up(executor: RayExecutor, tmp_path: Path) -> None:
     started, cleaned = tmp_path / "started", tmp_path / "cleaned"
-    future = executor.submit(run_until_cancelled, started, cleaned)
+    future = executor.submit(work, started, cleaned)
     wait_until_there(started)
     assert future.cancel()
     with pytest.raises(CancelledError):
@@ -100,7 +83,7 @@ def test_cancelling_a_call_lets_it_clean_up(executor: RayExecutor, tmp_path: Pat
 def test_leaving_the_block_interrupts_what_runs(cluster: Any, tmp_path: Path) -> None:
     started, cleaned = tmp_path / "started", tmp_path / "cleaned"
     with ray_pool(cluster.address) as pool:
-        pool.submit(run_until_cancelled, started, cleaned)
+        pool.submit(work, started, cleaned)
         wait_until_there(started)
     assert cleaned.exists()
 

@@ -19,6 +19,7 @@ def weights(folder: Path) -> bytes:
 
 
 def test_the_same_seed_gives_the_same_weights(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()  # an empty folder is filled
     one, two = tiny_model(tmp_path / "one"), tiny_model(tmp_path / "two")
     assert weights(one) == weights(two)
     assert weights(one) != weights(tiny_model(tmp_path / "three", seed=1))

@@ -194,7 +194,7 @@ def test_a_state_with_its_optimizer_continues_as_if_never_interrupted(
     assert not np.allclose(logprobs(fresh), logprobs(trainer), atol=1e-3), "no new optimizer"
     again = resumed.save_state("after").result().path
     sampler = resumed.save_weights_and_get_sampling_client().result()
-    assert prompt_logprobs(sampler).shape == (3,)
+    np.testing.assert_allclose(prompt_logprobs(sampler), logprobs(resumed)[:-1], atol=1e-4)
     assert service.create_training_client_from_state(again).result() is not None
     assert resumed.get_tokenizer().decode([1, 2]) == trainer.get_tokenizer().decode([1, 2])
 

@@ -1,18 +1,23 @@
-"""Requests are translated as the SDK wrote them; what cannot be translated is refused."""
+"""The translated messages agree with the SDK's own converters."""
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 import tinker
 import zstandard
 from tinker.proto.request_conv import forward_backward_request_to_proto
-from tinker.types import ForwardBackwardInput
+from tinker.proto.response_conv import deserialize_proto_response
+from tinker.types import ForwardBackwardInput, ForwardBackwardOutput, SampleResponse
 from tinker.types.forward_backward_request import ForwardBackwardRequest
 
 from tinker_local.wire import (
     WireError,
     decode_forward_backward,
     decompress,
+    encode_result,
 )
 
 
@@ -75,3 +80,38 @@ def test_compressed_bodies_are_read() -> None:
     assert decompress(b"body", "") == b"body"
     with pytest.raises(WireError, match="brotli"):
         decompress(b"body", "brotli")
+
+
+def test_samples_reach_the_sdk() -> None:
+    encoded = encode_result(
+        {
+            "sequences": [
+                {"stop_reason": "stop", "tokens": [1, 2], "logprobs": [-0.5, -1.0]},
+                {"stop_reason": "length", "tokens": [3], "logprobs": [-2.0]},
+            ],
+            "prompt_logprobs": [-3.0],
+        }
+    )
+    assert encoded is not None
+    response = deserialize_proto_response(encoded, SampleResponse)
+    assert isinstance(response, SampleResponse)
+    assert [s.stop_reason for s in response.sequences] == ["stop", "length"]
+    assert [s.tokens for s in response.sequences] == [[1, 2], [3]]
+    assert response.sequences[0].logprobs == [-0.5, -1.0]
+    assert response.prompt_logprobs_np is not None
+    assert math.isnan(response.prompt_logprobs_np[0])
+    assert response.prompt_logprobs_np[1] == -3.0
+
+
+def test_ragged_training_outputs_reach_the_sdk() -> None:
+    outputs = [{"logprobs": {"data": [-1.0, -2.0]}}, {"logprobs": {"data": [-3.0]}}]
+    encoded = encode_result(
+        {"loss_fn_output_type": "scalar", "loss_fn_outputs": outputs, "metrics": {"a:sum": 2.0}}
+    )
+    assert encoded is not None
+    response = deserialize_proto_response(encoded, ForwardBackwardOutput)
+    assert isinstance(response, ForwardBackwardOutput)
+    found = [o["logprobs"].to_numpy() for o in response.loss_fn_outputs]
+    np.testing.assert_array_equal(found[0], [-1.0, -2.0])
+    np.testing.assert_array_equal(found[1], [-3.0])
+    assert response.metrics == {"a:sum": 2.0}

@@ -39,7 +39,6 @@ from inspect_ai.scorer import (
     mean,
     model_graded_qa,
     pattern,
-    scorer,
 )
 from inspect_ai.solver import (
     Generate,
@@ -48,11 +47,12 @@ from inspect_ai.solver import (
     chain,
     generate,
     multiple_choice,
-    solver,
     system_message,
     use_tools,
 )
-from inspect_ai.tool import Tool, ToolChoice, ToolInfo, tool
+from inspect_ai.tool import ToolChoice, ToolInfo
+from inspect_ai.util import store
+from tests.functions import make_scorer, make_solver, make_tool
 from tests.inspect_rl_audit.corpus import CORPUS, Planted, planted
 
 from inspect_rl_audit.records import ModelAttempt
@@ -103,15 +103,12 @@ def scoring(judge: Callable[[str, str], Any]) -> Scorer:
 
 
 def scoring_state(judge: Callable[[TaskState, Target], Any]) -> Scorer:
-    @scorer(metrics=[mean()], name="planted")
-    def planted_scorer() -> Scorer:
-        async def score(state: TaskState, target: Target) -> Score:
-            value = judge(state, target)
-            if isinstance(value, bool):
-                value = CORRECT if value else INCORRECT
-            return Score(value=value)
-
-        return score
+    @make_scorer(mean(), name="planted")
+    async def planted_scorer(state: TaskState, target: Target) -> Score:
+        value = judge(state, target)
+        if isinstance(value, bool):
+            value = CORRECT if value else INCORRECT
+        return Score(value=value)
 
     return planted_scorer()
 
@@ -120,13 +117,10 @@ def solving(change: Callable[[TaskState], object], then: Solver | Agent | None =
     """A solver that changes the state first."""
     rest = chain(then or generate())
 
-    @solver
-    def planted_solver() -> Solver:
-        async def solve(state: TaskState, generate: Generate) -> TaskState:
-            change(state)
-            return await rest(state, generate)
-
-        return solve
+    @make_solver
+    async def planted_solver(state: TaskState, generate: Generate) -> TaskState:
+        change(state)
+        return await rest(state, generate)
 
     return planted_solver()
 
@@ -274,13 +268,10 @@ def a_counter_that_lives_on() -> Task:
 
 @planted("scorer-slow", slow_scoring=0.1, samples=2, probes=["scorer"])
 def it_thinks_it_over() -> Task:
-    @scorer(metrics=[mean()], name="slow")
-    def slow() -> Scorer:
-        async def score(state: TaskState, target: Target) -> Score:
-            await asyncio.sleep(0.15)
-            return Score(value=float(state.output.completion.strip() == target.text))
-
-        return score
+    @make_scorer(mean())
+    async def slow(state: TaskState, target: Target) -> Score:
+        await asyncio.sleep(0.15)
+        return Score(value=float(state.output.completion.strip() == target.text))
 
     return Task(dataset=capitals()[:2], scorer=slow())
 
@@ -538,36 +529,30 @@ def trained_on_what_is_known() -> Task:
 # solvers, tools and limits
 
 
-@tool
-def atlas() -> Tool:
-    async def execute(country: str) -> str:
-        """Look a country up.
+@make_tool
+async def atlas(country: str) -> str:
+    """Look a country up.
 
-        Args:
-            country: Its name.
-        """
-        return CAPITALS.get(country, "unknown")
-
-    return execute
+    Args:
+        country: Its name.
+    """
+    return CAPITALS.get(country, "unknown")
 
 
 @planted("setup-fails", "episode-fails", "no-model-call", "tools-differ", probes=["samples"])
 def something_is_wrong_in_every_other_country() -> Task:
-    @solver
-    def fragile() -> Solver:
-        async def solve(state: TaskState, generate: Generate) -> TaskState:
-            if state.sample_id == "Greece":
-                raise FileNotFoundError("no map of Greece")
-            if state.sample_id == "Norway":
-                return state
-            if state.sample_id == "Italy":
-                state = await use_tools(atlas())(state, generate)
-            state = await generate(state)
-            if state.sample_id == "Spain":
-                raise KeyError("answer")
+    @make_solver
+    async def fragile(state: TaskState, generate: Generate) -> TaskState:
+        if state.sample_id == "Greece":
+            raise FileNotFoundError("no map of Greece")
+        if state.sample_id == "Norway":
             return state
-
-        return solve
+        if state.sample_id == "Italy":
+            state = await use_tools(atlas())(state, generate)
+        state = await generate(state)
+        if state.sample_id == "Spain":
+            raise KeyError("answer")
+        return state
 
     return Task(dataset=capitals(), solver=fragile(), scorer=match())
 
@@ -584,19 +569,14 @@ def no_room_for_an_answer() -> Task:
 
 @planted("first-tool", probes=["baselines"])
 def the_tool_answers() -> Task:
-    @tool
-    def oracle() -> Tool:
-        async def execute(question: str) -> str:
-            """Answer a question.
+    @make_tool
+    async def oracle(question: str) -> str:
+        """Answer a question.
 
-            Args:
-                question: Any.
-            """
-            from inspect_ai.util import store
-
-            return str(store().get("town"))
-
-        return execute
+        Args:
+            question: Any.
+        """
+        return str(store().get("town"))
 
     return Task(
         dataset=capitals(),
