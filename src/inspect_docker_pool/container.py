@@ -347,6 +347,7 @@ class Container:
             mounts.append({"Type": "volume", "Target": FOLDER})
         host["mounts"] = mounts
         ends = [(self._name_of(net), self._end_of(net)) for net in config.networks]
+        self.id = self.name  # if the engine's answer is lost
         if ends:
             host["network_mode"] = ends[0][0]
         created = api.create_container(

@@ -122,6 +122,7 @@ class Workers:
         self._threads: set[threading.Thread] = set()
         self._idle = 0
         self._closing = False
+        self._pid = os.getpid()
 
     def submit(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run a call before all calls that can wait."""
@@ -151,6 +152,9 @@ class Workers:
 
     def _add(self, queue: deque[_Job[Any]], call: Callable[[], T]) -> Future[T]:
         job = _Job(call)
+        if os.getpid() != self._pid:  # what a forked child has inherited is its parent's
+            job.future.set_exception(SandboxEngineError("the sandbox belongs to another process"))
+            return job.future
         with self._wake:
             queue.append(job)
             if len(self._urgent) + len(self._later) <= self._idle:

@@ -117,7 +117,7 @@ def reap(engine: Engine, *, spare: str = "") -> int:
 def remove_owned(engine: Engine, owner: str, *, keep_kept: bool = False) -> int:
     """Remove everything of an owner; return how many containers."""
     removed = _remove_labelled(engine, f"{OWNER}={owner}", keep_kept=keep_kept)
-    quietly(remove_snapshots, engine, owner)  # none while a container runs from it
+    _remove_snapshots(engine, owner)
     return removed
 
 
@@ -142,12 +142,8 @@ def _remove_labelled(engine: Engine, label: str, *, keep_kept: bool = False) -> 
     return removed
 
 
-def remove_snapshots(engine: Engine, owner: str) -> None:
-    """Remove the images of an owner's containers that were set up; one may still be needed.
-
-    Raises:
-        SandboxError, docker.errors.DockerException: the engine does not answer.
-    """
+def _remove_snapshots(engine: Engine, owner: str) -> None:
+    """Remove the images of an owner's containers that were set up; one may still be needed."""
     for image in engine.api.images(name=SNAPSHOTS_REPOSITORY):
         for name in image["RepoTags"] or []:
             if name.partition(":")[2].startswith(f"{owner}-"):

@@ -7,7 +7,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from logging import getLogger
@@ -22,6 +22,7 @@ from inspect_docker_pool.engine import (
     do_postponed,
     engine_address,
     engine_errors,
+    quietly,
     settled,
 )
 from inspect_docker_pool.errors import (
@@ -29,7 +30,7 @@ from inspect_docker_pool.errors import (
     SandboxImageError,
 )
 from inspect_docker_pool.image import Image, Images, check_volumes
-from inspect_docker_pool.lease import Lease, Watch, reap
+from inspect_docker_pool.lease import Lease, Watch, reap, remove_owned
 from inspect_docker_pool.pool import Pool
 from inspect_docker_pool.project import Project
 from inspect_docker_pool.snapshot import Snapshots
@@ -141,13 +142,13 @@ class PoolManager:
         for ticker in tickers:
             ticker.stop(0)
         deadline = time.monotonic() + _CLOSE_SECONDS
-        rest = [project for pool in pools for project in pool.close()]
-        left = self._remove(rest, deadline)
+        left = self._run_all([each.remove for pool in pools for each in pool.close()], deadline)
         while any(p.state.starting or p.state.removing for p in pools):
             if time.monotonic() > deadline:
                 break
             time.sleep(0.02)
-        left += self._remove([self.snapshots], deadline)
+        self.snapshots.close()
+        left += self._run_all([self._sweep], deadline)
         for ticker in tickers:
             ticker.stop(max(1.0, deadline - time.monotonic()))
         self.engine.close()
@@ -160,12 +161,16 @@ class PoolManager:
                 engine_address(),
             )
 
-    def _remove(self, things: Sequence[Project | Snapshots], deadline: float) -> int:
-        """Remove all of these concurrently; return how many are left at the deadline."""
+    def _sweep(self) -> bool:
+        """Remove what the engine has made of requests whose answers were lost, and snapshots."""
+        return quietly(remove_owned, self.engine, self.owner.id, keep_kept=True)
+
+    def _run_all(self, works: Sequence[Callable[[], bool]], deadline: float) -> int:
+        """Run removals concurrently; return how many have not succeeded by the deadline."""
         try:
-            removals = [self.engine.removals.submit(thing.remove) for thing in things]
+            removals = [self.engine.removals.submit(work) for work in works]
         except RuntimeError:  # at interpreter exit there are no new threads
-            return sum(not thing.remove() for thing in things)
+            return sum(not work() for work in works)
         done, _ = wait(removals, max(0.0, deadline - time.monotonic()))
         return len(removals) - sum(removal.result() for removal in done)
 
@@ -207,16 +212,15 @@ class PoolManager:
         check_volumes(config.default, images[0])
         key = config.key([image.id for image in images])
 
-        def start(snapshot: Image | None) -> Project:
-            used = images if snapshot is None else [snapshot]
-            return Project.start(self.engine, self.owner, config, used, lambda: self._closed)
+        def make(snapshot: Image | None) -> Project:
+            return Project(self.engine, self.owner, config, [snapshot] if snapshot else images)
 
         with self._lock:
             if self._closed:
                 raise SandboxEngineError(CLOSED)
             pool = self._pools.get(key)
             if pool is None:
-                pool = Pool(self.engine, config, images, start, self._forget)
+                pool = Pool(self.engine, config, images, make, self._forget)
                 pool.rest(sum(p.config.pool.warm for p in self._pools.values()) >= MOST_WARM)
                 self._pools[key] = pool
         return pool
@@ -261,6 +265,7 @@ class PoolManager:
             pool.rest(places < warm and places < MOST_WARM)
             places -= warm
             pool.tend()
+        self.snapshots.tend()
 
     def _in_use(self) -> list[Container]:
         projects = [project for pool in self.pools() for project in pool.projects_in_use()]

@@ -39,7 +39,6 @@ SPARE_NETWORKS = 5
 """Networks beyond that for callers who exceed bounds."""
 
 MAX_BACKOFF_SECONDS = 60.0
-_REMOVE_ATTEMPTS = 3
 _NO_LIMIT = 1 << 30
 
 
@@ -96,7 +95,7 @@ class Pool:
         engine: the engine that they run on.
         config: the configuration of the projects.
         images: the images of their services.
-        start: starts one from the pool's own image or from a snapshot, blocking, or raises.
+        make: describes a new one, from the pool's own image or from a snapshot.
         lost: called when the pool's image is gone from the engine.
     """
 
@@ -105,18 +104,18 @@ class Pool:
         engine: Engine,
         config: ProjectConfig,
         images: Sequence[Image],
-        start: Callable[[Image | None], Project],
+        make: Callable[[Image | None], Project],
         lost: Callable[[Pool], None] = lambda pool: None,
     ) -> None:
         self.config = config
         self.images = images
         self._engine = engine
-        self._start = start
+        self._make = make
         self._lost = lost
         self._lock = threading.Lock()
         self._idle: deque[Project] = deque()
         self._leased: set[Project] = set()
-        self._left: list[Project] = []  # could not be removed; tried again when the pool closes
+        self._left: list[Project] = []  # the engine did not remove them; tried again by tend()
         self._waiters: deque[Waiter] = deque()
         self._starting = 0
         self._dedicated = 0  # starting projects that come from a snapshot, for one caller
@@ -242,8 +241,8 @@ class Pool:
 
     def tend(self) -> None:
         """Refill, shrink and retry; called after every change and periodically."""
-        surplus: list[Project] = []
         with self._lock:
+            surplus, self._left = self._left, []
             while len(self._idle) > max(self._warm_now(), self._waiting()):
                 surplus.append(self._idle.popleft())
             self._removing += len(surplus)
@@ -386,9 +385,11 @@ class Pool:
         if unwanted:
             self.pump()
             return
+        project = self._make(waiter.image if waiter else None)
         try:
-            project = self._start(waiter.image if waiter else None)
+            project.start(lambda: self._closed)
         except BaseException as ex:
+            self._try_removal(project)
             self._failed(waiter, ex if isinstance(ex, SandboxError) else SandboxStartError(str(ex)))
             return
         with self._lock:
@@ -443,12 +444,12 @@ class Pool:
             return None
 
     def _remove(self, project: Project) -> None:
-        for attempt in range(_REMOVE_ATTEMPTS):
-            if project.remove():
-                break
-            time.sleep(0.2 * 2**attempt)
-        else:
-            self._left.append(project)
+        self._try_removal(project)
         with self._lock:
             self._removing -= 1
         self.pump()
+
+    def _try_removal(self, project: Project) -> None:
+        if not project.remove():
+            with self._lock:
+                self._left.append(project)

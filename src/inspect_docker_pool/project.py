@@ -34,7 +34,7 @@ _ISOLATED = {"com.docker.network.bridge.inhibit_ipv4": "true"}
 
 
 class Project:
-    """The containers of one episode. Made by :meth:`start`, removed by :meth:`remove`."""
+    """The containers of one episode. :meth:`start` creates them, :meth:`remove` removes them."""
 
     def __init__(
         self, engine: Engine, owner: Lease, config: ProjectConfig, images: Sequence[Image]
@@ -56,26 +56,12 @@ class Project:
         self._removal = threading.Lock()
         self._removed = False
 
-    @classmethod
-    def start(
-        cls,
-        engine: Engine,
-        owner: Lease,
-        config: ProjectConfig,
-        images: Sequence[Image],
-        closed: Callable[[], bool],
-    ) -> Project:
-        """Create and start a project, in this thread."""
-        project = cls(engine, owner, config, images)
-        try:
-            project._create_networks_and_volumes()
-            project._start_services(closed)
-        except BaseException:
-            project.remove()
-            raise
-        project.ready_at = time.monotonic()
-        measure(STARTED, len(project.containers))
-        return project
+    def start(self, closed: Callable[[], bool]) -> None:
+        """Create and start everything, in this thread; what fails is still to be removed."""
+        self._create_networks_and_volumes()
+        self._start_services(closed)
+        self.ready_at = time.monotonic()
+        measure(STARTED, len(self.containers))
 
     @property
     def default(self) -> Container:
@@ -113,6 +99,7 @@ class Project:
         with engine_errors(f"{self.config.source}: network or volume"):
             for network in self.config.networks.values():
                 name = f"{self.name}-{network.name}"
+                self._networks.append(name)  # an engine whose answer is lost has made it, too
                 api.create_network(
                     name,
                     driver="bridge",
@@ -120,12 +107,11 @@ class Project:
                     options=_ISOLATED if network.internal else None,
                     labels=self._labels,
                 )
-                self._networks.append(name)
             mounts = [mount for service in self.config.services for mount in service.mounts]
             for source in sorted({mount.source for mount in mounts if mount.own}):
                 name = f"{self.name}-{source}"
-                api.create_volume(name, labels=self._labels)
                 self._volumes.append(name)
+                api.create_volume(name, labels=self._labels)
 
     def _start_services(self, closed: Callable[[], bool]) -> None:
         waiting = {container.config.service: container for container in self.containers}

@@ -15,6 +15,7 @@ import functools
 import json
 import threading
 import time
+import uuid
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
@@ -37,7 +38,7 @@ from inspect_docker_pool.context import FORKS, SNAPSHOTS, SampleSetup, measure
 from inspect_docker_pool.engine import Engine, engine_errors, quietly, settled, undo
 from inspect_docker_pool.errors import SandboxError
 from inspect_docker_pool.image import Image
-from inspect_docker_pool.lease import SNAPSHOTS_REPOSITORY, Lease, remove_snapshots
+from inspect_docker_pool.lease import SNAPSHOTS_REPOSITORY, Lease
 from inspect_docker_pool.pool import Pool
 from inspect_docker_pool.project import Project
 
@@ -119,6 +120,7 @@ def taped(
 class Snapshot:
     """An image of a container that was set up."""
 
+    name: str
     image: Image
     pool: Pool
     bytes: int
@@ -136,6 +138,11 @@ class _Fork:
     def __post_init__(self) -> None:
         self.result.set_running_or_notify_cancel()  # one waiter that gives up must not end it
 
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The snapshot, if it was taken."""
+        return self.result.result() if self.result.done() else None
+
     def end(self, snapshot: Snapshot | None) -> None:
         if not self.result.done():
             self.result.set_result(snapshot)
@@ -152,8 +159,8 @@ class ForkMember:
         self.sandbox: Taped | None = None
         self.fork: _Fork | None = None
         """For a leader."""
-        self.heard: str | None = None
-        """The key of the snapshot that the project came from."""
+        self.heard: _Fork | None = None
+        """The fork from whose snapshot the project came."""
         self.before = ""
         self.tape: Tape | None = None
         self._snapshots = snapshots
@@ -208,6 +215,9 @@ class Snapshots:
         self._known = known
         self._lock = threading.Lock()
         self._forks: OrderedDict[str, _Fork] = OrderedDict()
+        self._dropped: set[Snapshot] = set()
+        """Those that no episode starts from any more; one runs from each, so far."""
+        self._closed = False
         self._unfaithful: set[str] = set()
         self._seconds: dict[ProjectConfig, float] = {}
         """The last set-up's time by configuration: a task's samples are alike."""
@@ -221,17 +231,17 @@ class Snapshots:
             return await self._lead(fork, config, setup)
         snapshot = await self._wait(fork)
         if snapshot is not None and snapshot.pool is not self._known(config):
-            self.drop(fork.key)  # the image was built again in the meantime
+            self.drop(fork)  # the image was built again in the meantime
         elif snapshot is not None:
             try:
                 project = await snapshot.pool.acquire(snapshot.image)
             except SandboxError as ex:
                 logger.info("docker_pool: a snapshot could not be used: %s", ex)
-                self.drop(fork.key)
+                self.drop(fork)
             else:
                 measure(FORKS)
                 part = ForkMember(self, setup, snapshot.pool, project)
-                part.tape, part.heard = Tape(snapshot.recorded), fork.key
+                part.tape, part.heard = Tape(snapshot.recorded), fork
                 return part
         return ForkMember(self, setup, *await self._acquire(config))
 
@@ -293,7 +303,6 @@ class Snapshots:
         """Commit the leader's container, if that is faithful and somebody will want it."""
         fork, config, container = part.fork, part.project.config, part.project.default
         assert fork is not None
-        assert part.tape is not None
         with self._lock:
             wanted = fork.waiting > 0
         if config.snapshot != "always" and (seconds < QUICK_SECONDS or not wanted):
@@ -307,15 +316,27 @@ class Snapshots:
                 raise _Unfaithful("set-up left processes, or state outside of the layer")
             if lost := await self._scan(container):
                 raise _Unfaithful(f"an image does not hold {lost.splitlines()[0]}")
-            image, size = await self._engine.run(self._commit, container, fork.key)
+            snapshot = await self._commit(part)
         except _Unfaithful as ex:
             self._refuse(fork.key, config, str(ex))
         except SandboxError as ex:
             self._refuse(fork.key, config, f"the engine could not take it: {ex}")
         else:
             measure(SNAPSHOTS)
-            return Snapshot(image, part.pool, size, tuple(part.tape.recorded))
+            return snapshot
         return None
+
+    async def _commit(self, part: ForkMember) -> Snapshot:
+        commit = self._engine.submit(self._make, part)
+        try:
+            return await settled(commit)
+        except BaseException as ex:
+            undo(ex, functools.partial(commit.add_done_callback, self._discard_made))
+            raise
+
+    def _discard_made(self, commit: Future[Snapshot]) -> None:
+        if commit.exception() is None:
+            self._discard(commit.result())
 
     def _refuse(self, key: str, config: ProjectConfig, reason: str) -> None:
         logger.info("docker_pool: no snapshot of %s: %s", config.source, reason)
@@ -370,14 +391,15 @@ class Snapshots:
             raise _Unfaithful("its state cannot be read")
         return bytes(call.out.data).decode(errors="replace")
 
-    def _commit(self, container: Container, key: str) -> tuple[Image, int]:
-        """Make an image of a container, in this thread.
+    def _make(self, part: ForkMember) -> Snapshot:
+        """Make an image of the leader's container, in this thread.
 
         Raises:
             _Unfaithful: the image would differ from the container.
             SandboxError: the engine refused, or does not answer.
         """
-        api = self._engine.api
+        api, container, tape = self._engine.api, part.project.default, part.tape
+        assert tape is not None
         url = f"{api.base_url}/v{api.api_version}/containers/{container.id}/json"
         facts = api.get(url, params={"size": True}, timeout=api.timeout).json()
         if any(mount.get("RW") for mount in facts.get("Mounts") or ()):
@@ -385,46 +407,65 @@ class Snapshots:
         size = max(int(facts.get("SizeRw") or 0), _LEAST_BYTES)
         if not self._make_room(size):
             raise _Unfaithful(f"its {size} bytes are more than snapshots may take")
+        tag = f"{self._owner.id}-{uuid.uuid4().hex[:12]}"
         with engine_errors("snapshot", container.id):
-            made = api.commit(container.id, SNAPSHOTS_REPOSITORY, f"{self._owner.id}-{key}")
-        return replace(container.image, id=made["Id"]), size
+            made = api.commit(container.id, SNAPSHOTS_REPOSITORY, tag)
+        image = replace(container.image, id=made["Id"])
+        name = f"{SNAPSHOTS_REPOSITORY}:{tag}"
+        snapshot = Snapshot(name, image, part.pool, size, tuple(tape.recorded))
+        if self._closed:
+            self._remove(snapshot)
+        return snapshot
 
     def _make_room(self, size: int) -> bool:
         """Remove the least recently used snapshots until one more fits, in this thread."""
         if size > SNAPSHOT_BYTES // 2:
             return False
         with self._lock:
-            held = [
-                (fork.key, snapshot)
-                for fork in self._forks.values()
-                if fork.result.done() and (snapshot := fork.result.result()) is not None
-            ]
-        total = size + sum(snapshot.bytes for _, snapshot in held)
-        for key, snapshot in held:
-            if total > SNAPSHOT_BYTES and self._remove(key):
+            used = [fork.snapshot for fork in self._forks.values() if fork.snapshot is not None]
+            total = size + sum(snapshot.bytes for snapshot in (*self._dropped, *used))
+        for snapshot in used:
+            if total > SNAPSHOT_BYTES and self._remove(snapshot):
                 total -= snapshot.bytes
         return total <= SNAPSHOT_BYTES
 
-    def drop(self, key: str) -> None:
+    def drop(self, fork: _Fork) -> None:
         """Stop using a snapshot; its image is removed when no container needs it."""
         with self._lock:
-            self._forks.pop(key, None)
-        with contextlib.suppress(RuntimeError):  # the interpreter is shutting down
-            self._engine.removals.submit(self._remove, key)
+            if self._forks.get(fork.key) is fork:
+                del self._forks[fork.key]
+        if fork.snapshot is not None:
+            self._discard(fork.snapshot)
 
-    def remove(self) -> bool:
-        """Remove all snapshots, in this thread; return whether none is left."""
+    def close(self) -> None:
+        """Take no more snapshots; their images are removed with all that the owner has."""
+        self._closed = True
         with self._lock:
             self._forks.clear()
-        return quietly(remove_snapshots, self._engine, self._owner.id)
 
-    def _remove(self, key: str) -> bool:
+    def tend(self) -> None:
+        """Remove the dropped snapshots that no container runs from any more."""
+        with self._lock:
+            dropped, self._dropped = self._dropped, set()
+        for snapshot in dropped:
+            self._discard(snapshot)
+
+    def _discard(self, snapshot: Snapshot) -> None:
+        with contextlib.suppress(RuntimeError):  # the interpreter is shutting down
+            self._engine.removals.submit(self._try_removal, snapshot)
+
+    def _try_removal(self, snapshot: Snapshot) -> None:
+        if not self._remove(snapshot):
+            with self._lock:
+                self._dropped.add(snapshot)
+
+    def _remove(self, snapshot: Snapshot) -> bool:
         # Not by force: the engine refuses while a container runs from it.
-        name = f"{SNAPSHOTS_REPOSITORY}:{self._owner.id}-{key}"
-        if not quietly(self._engine.api.remove_image, name):
+        if not quietly(self._engine.api.remove_image, snapshot.name):
             return False
         with self._lock:
-            self._forks.pop(key, None)
+            for fork in [each for each in self._forks.values() if each.snapshot is snapshot]:
+                del self._forks[fork.key]
         return True
 
 

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 import threading
@@ -51,7 +52,7 @@ def manager() -> Iterator[PoolManager]:
 
 
 def owned(owner: str) -> list[str]:
-    """List every container, network and volume of an owner."""
+    """List every container, network, volume and snapshot of an owner."""
     import docker
 
     client = docker.APIClient()
@@ -61,6 +62,7 @@ def owned(owner: str) -> list[str]:
             *(c["Names"][0] for c in client.containers(all=True, filters=filters)),
             *(n["Name"] for n in client.networks(filters=filters)),
             *(v["Name"] for v in client.volumes(filters=filters)["Volumes"] or []),
+            *(i["Id"] for i in client.images(filters=filters)),
         ]
     finally:
         client.close()
@@ -170,6 +172,81 @@ def second_engine(*options: str, users: str = "") -> Iterator[PrivateEngine]:
 def private_engine() -> Iterator[PrivateEngine]:
     with second_engine() as engine:
         yield engine
+
+
+class SilentEngine:
+    """A proxy to the real engine that can be told to forward nothing, or to lose answers."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.loses: Callable[[bytes], bool] = lambda request: False
+        """Whether the connection is cut before a request's answer comes through."""
+        self.refuses: Callable[[bytes], bool] = lambda request: False
+        """Whether the connection is cut before a request comes through."""
+        self._deaf = threading.Event()
+        self._open: list[socket.socket] = []
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(path)
+        self._listener.listen()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def fall_silent(self) -> None:
+        self._deaf.set()
+
+    def recover(self) -> None:
+        self._deaf.clear()
+        self._hang_up()
+
+    def close(self) -> None:
+        self._hang_up()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _hang_up(self) -> None:
+        for one in self._open:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+        self._open.clear()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            engine = socket.socket(socket.AF_UNIX)
+            engine.connect("/var/run/docker.sock")
+            self._open.extend([client, engine])
+            lost = threading.Event()
+            for pair in ((client, engine), (engine, client)):
+                threading.Thread(target=self._forward, args=(*pair, lost), daemon=True).start()
+
+    def _forward(self, source: socket.socket, target: socket.socket, lost: threading.Event) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                if self._deaf.is_set():
+                    return
+                begins = data.startswith((b"POST", b"DELETE"))
+                if lost.is_set() or (begins and self.refuses(data)):
+                    source.shutdown(socket.SHUT_RDWR)
+                    target.shutdown(socket.SHUT_RDWR)
+                    return
+                if begins and self.loses(data):
+                    lost.set()
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+
+@pytest.fixture
+def silent_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[SilentEngine]:
+    with tempfile.TemporaryDirectory(prefix="engine") as folder:
+        door = SilentEngine(f"{folder}/s")
+        with monkeypatch.context() as patch:
+            patch.setenv("DOCKER_HOST", f"unix://{door.path}")
+            yield door
+            close_all()
+        door.close()
 
 
 _ENDED = r"""

@@ -239,7 +239,8 @@ async def test_a_snapshot_in_use_does_not_keep_the_others(manager: PoolManager) 
     (used,) = images_of(manager)
     await group_of(task_of(SETUP + "; true"), 2)
     api = manager.engine.api
-    kept = api.create_container(used, ["true"])["Id"]
+    labels = {"inspect-tinker-plugin.owner": "somebody else"}
+    kept = api.create_container(used, ["true"], labels=labels)["Id"]
     try:
         close_all()
         assert images_of(manager) == [used]

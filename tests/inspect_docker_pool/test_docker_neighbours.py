@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 import statistics
-import tempfile
-import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.inspect_docker_pool.conftest import take
+from tests.inspect_docker_pool.conftest import SilentEngine, take
 from tests.waiting import until
 
 from inspect_docker_pool import pool as pools
@@ -32,7 +28,7 @@ from inspect_docker_pool.errors import (
     SandboxImageError,
 )
 from inspect_docker_pool.image import ImageBudget
-from inspect_docker_pool.manager import PoolManager, close_all
+from inspect_docker_pool.manager import PoolManager
 
 pytestmark = pytest.mark.docker
 Env = DockerPoolSandboxEnvironment
@@ -274,69 +270,6 @@ async def test_file_descriptors_do_not_grow_with_episodes(image: str, manager: P
     for _ in range(3):
         after_more = await several()
     assert after_more <= after_some + 12
-
-
-class SilentEngine:
-    """A proxy to the real engine that can be told to forward nothing."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._deaf = threading.Event()
-        self._open: list[socket.socket] = []
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(path)
-        self._listener.listen()
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def fall_silent(self) -> None:
-        self._deaf.set()
-
-    def recover(self) -> None:
-        self._deaf.clear()
-        self._hang_up()
-
-    def close(self) -> None:
-        self._hang_up()
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-
-    def _hang_up(self) -> None:
-        for one in self._open:
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
-        self._open.clear()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            engine = socket.socket(socket.AF_UNIX)
-            engine.connect("/var/run/docker.sock")
-            self._open.extend([client, engine])
-            for pair in ((client, engine), (engine, client)):
-                threading.Thread(target=self._forward, args=pair, daemon=True).start()
-
-    def _forward(self, source: socket.socket, target: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                if self._deaf.is_set():
-                    return
-                target.sendall(data)
-            target.shutdown(socket.SHUT_WR)
-
-
-@pytest.fixture
-def silent_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[SilentEngine]:
-    with tempfile.TemporaryDirectory(prefix="engine") as folder:
-        door = SilentEngine(f"{folder}/s")
-        with monkeypatch.context() as patch:
-            patch.setenv("DOCKER_HOST", f"unix://{door.path}")
-            yield door
-            close_all()
-        door.close()
 
 
 # The SDK leaves a socket to the garbage collector whenever the engine does not answer.
