@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import fcntl
 import json
 import os
 import select
@@ -21,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from tinker_local.launch import MODULE
+from tinker_local.launch import LOCK, MODULE
 from tinker_local.settings import (
     API_KEY,
     LocalConfigError,
@@ -32,6 +33,9 @@ from tinker_local.settings import (
 )
 
 LOG = "server.log"
+TEMPORARY = "inspect-rl-local-"
+KEPT_SECONDS = 3600.0
+"""For this long a temporary folder stays that no server removed, so that its log can be read."""
 CHECK_PERIOD = 2.0
 """Seconds between checks that the server is alive, while work uses it."""
 
@@ -50,7 +54,7 @@ class LocalServer:
         model: folder of a model and its tokenizer (see `make_tiny_model`). Its absolute path is
             the model's name for clients.
         state_dir: folder for checkpoints, database and log; by default a temporary one, which is
-            deleted when the server stops.
+            deleted when the server stops, or an hour later by another if it was killed.
         settings: sizes and limits.
 
     Raises:
@@ -124,7 +128,8 @@ class LocalServer:
         if self._process is not None:
             raise LocalServerError("the local server is already running")
         if self._wanted_state_dir is None:
-            self._state_dir = Path(tempfile.mkdtemp(prefix="inspect-rl-local-"))
+            _remove_left_folders()
+            self._state_dir = Path(tempfile.mkdtemp(prefix=TEMPORARY))
         else:
             self._state_dir = Path(self._wanted_state_dir).expanduser().absolute()
             self._state_dir.mkdir(parents=True, exist_ok=True)
@@ -262,6 +267,15 @@ class LocalServer:
             "(LocalSettings.start_timeout)",
             log=self.log,
         )
+
+
+def _remove_left_folders() -> None:
+    """Remove the temporary folders of servers that were killed, or did not start, an hour ago."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{TEMPORARY}*"):
+        with contextlib.suppress(OSError), open(folder / LOCK) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if time.time() - (folder / LOG).stat().st_mtime > KEPT_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _end_group(process: subprocess.Popen[bytes], timeout: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import fcntl
 import importlib.metadata
 import importlib.util
 import json
@@ -127,8 +128,21 @@ with LocalServer(sys.argv[1]) as server:
 
 
 @needs_local
-def test_a_forked_child_does_not_stop_the_server(tiny_model: Path) -> None:
-    subprocess.run([sys.executable, "-c", FORKER, str(tiny_model)], check=True, timeout=300)
+def test_a_forked_child_does_not_stop_the_server_which_removes_what_dead_ones_left(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    folders = [tmp_path / f"inspect-rl-local-{name}" for name in ("left", "recent", "used")]
+    for folder in folders:
+        folder.mkdir()
+        for name in ("lock", "server.log"):
+            (folder / name).touch()
+        os.utime(folder / "server.log", None if folder.name.endswith("recent") else (0, 0))
+    with open(folders[2] / "lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        command = [sys.executable, "-c", FORKER, str(tiny_model)]
+        environment = {**os.environ, "TMPDIR": str(tmp_path)}
+        subprocess.run(command, check=True, timeout=300, env=environment)
+    assert sorted(tmp_path.glob("inspect-rl-local-*")) == folders[1:]
 
 
 @needs_local
