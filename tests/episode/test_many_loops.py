@@ -13,7 +13,7 @@ from typing import Any
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import includes
-from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.solver import Generate, TaskState
 from inspect_ai.util import sandbox, subprocess
 from tests.functions import make_solver
 from tests.rl.policies import Words, renderer
@@ -113,15 +113,12 @@ async def test_as_many_subprocesses_run_at_once_as_the_option_says(tmp_path: Pat
     """Each waits for all others, as programs wait for the model: fewer at once would hang."""
     guests = (os.cpu_count() or 1) + 1
 
-    @solver(name="meet")
-    def meet() -> Solver:
-        async def solve(state: TaskState, generate: Generate) -> TaskState:
-            command = [sys.executable, "-c", MEET, str(tmp_path), str(guests)]
-            done = await sandbox().exec(command, timeout=60)
-            assert done.success, done.stderr
-            return await generate(state)
-
-        return solve
+    @make_solver
+    async def meet(state: TaskState, generate: Generate) -> TaskState:
+        command = [sys.executable, "-c", MEET, str(tmp_path), str(guests)]
+        done = await sandbox().exec(command, timeout=60)
+        assert done.success, done.stderr
+        return await generate(state)
 
     assert (await subprocess(["true"])).success  # there is a limit already
     task = Task(

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from inspect_ai import SampleSource, Task
 from inspect_ai.dataset import Sample
-from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.solver import Generate, TaskState
+from tests.functions import make_solver
 from tests.waiting import until
 
 from inspect_tinker_plugin.contracts.errors import ExportError, TaskError
@@ -44,16 +45,15 @@ class Seen(list[Any]):
             await self._more.wait()
 
 
-@solver
-def noting(seen: Seen, fail_at: int | None = None, delay: float = 0) -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        seen.append(state.sample_id)
-        if state.sample_id == fail_at:
-            raise ValueError("bad sample")
-        await asyncio.sleep(delay)
-        return await generate(state)
-
-    return solve
+@make_solver
+async def noting(
+    state: TaskState, generate: Generate, seen: Seen, fail_at: int | None = None, delay: float = 0
+) -> TaskState:
+    seen.append(state.sample_id)
+    if state.sample_id == fail_at:
+        raise ValueError("bad sample")
+    await asyncio.sleep(delay)
+    return await generate(state)
 
 
 def numbers(count: int, seen: Seen | None = None, **options: Any) -> Task:
@@ -104,18 +104,15 @@ async def test_rows_keep_the_order_of_the_samples_over_many_files(
 async def test_slow_set_ups_overlap(tmp_path: Path) -> None:
     running = most = 0
 
-    @solver
-    def slow() -> Solver:
-        async def solve(state: TaskState, generate: Generate) -> TaskState:
-            nonlocal running, most
-            running += 1
-            most = max(most, running)
-            await until(lambda: most >= 7)
-            await asyncio.sleep(0.01)
-            running -= 1
-            return await generate(state)
-
-        return solve
+    @make_solver
+    async def slow(state: TaskState, generate: Generate) -> TaskState:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await until(lambda: most >= 7)
+        await asyncio.sleep(0.01)
+        running -= 1
+        return await generate(state)
 
     samples = [Sample(input="x") for _ in range(40)]
     await export(Task(dataset=samples, solver=slow()), tmp_path / "out", max_samples=7)

@@ -7,9 +7,10 @@ import asyncio
 from inspect_ai import Task, task
 from inspect_ai.agent import react
 from inspect_ai.dataset import MemoryDataset, Sample
-from inspect_ai.scorer import Score, Scorer, Target, accuracy, includes, match, scorer
-from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
-from inspect_ai.tool import Tool, bash, tool
+from inspect_ai.scorer import Score, Target, accuracy, includes, match
+from inspect_ai.solver import Generate, TaskState, generate, use_tools
+from inspect_ai.tool import bash
+from tests.functions import make_scorer, make_solver, make_tool
 
 
 def sums(count: int) -> MemoryDataset:
@@ -23,54 +24,42 @@ def arithmetic(count: int = 4) -> Task:
     return Task(dataset=sums(count), solver=generate(), scorer=match())
 
 
-@tool
-def look() -> Tool:
-    async def execute(at: str) -> str:
-        """Look at something.
+@make_tool
+async def look(at: str) -> str:
+    """Look at something.
 
-        Args:
-            at: What.
-        """
-        return f"{at} is there"
-
-    return execute
+    Args:
+        at: What.
+    """
+    return f"{at} is there"
 
 
-@tool
-def add() -> Tool:
-    async def execute(x: int, y: int) -> str:
-        """Add two numbers.
+@make_tool
+async def add(x: int, y: int) -> str:
+    """Add two numbers.
 
-        Args:
-            x: First number.
-            y: Second number.
-        """
-        return str(x + y)
-
-    return execute
+    Args:
+        x: First number.
+        y: Second number.
+    """
+    return str(x + y)
 
 
-@tool
-def broken() -> Tool:
-    async def execute(x: int) -> str:
-        """Fail.
+@make_tool
+async def broken(x: int) -> str:
+    """Fail.
 
-        Args:
-            x: Any number.
-        """
-        raise RuntimeError("the tool is broken")
-
-    return execute
+    Args:
+        x: Any number.
+    """
+    raise RuntimeError("the tool is broken")
 
 
-@tool
-def nap() -> Tool:
-    async def execute() -> str:
-        """Sleep for long."""
-        await asyncio.sleep(60)
-        return "awake"
-
-    return execute
+@make_tool
+async def nap() -> str:
+    """Sleep for long."""
+    await asyncio.sleep(60)
+    return "awake"
 
 
 @task
@@ -88,35 +77,23 @@ def agent() -> Task:
     )
 
 
-@scorer(metrics=[accuracy()])
-def crashing() -> Scorer:
-    async def score(state: TaskState, target: Target) -> Score:
-        raise ValueError("the scorer is broken")
-
-    return score
+@make_scorer(accuracy())
+async def crashing(state: TaskState, target: Target) -> Score:
+    raise ValueError("the scorer is broken")
 
 
-@scorer(metrics=[accuracy()])
-def not_a_number() -> Scorer:
-    async def score(state: TaskState, target: Target) -> Score:
-        return Score(value=float("nan"))
-
-    return score
+@make_scorer(accuracy())
+async def not_a_number(state: TaskState, target: Target) -> Score:
+    return Score(value=float("nan"))
 
 
-@solver
-def silent() -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        state.output.completion = "1"
-        return state
-
-    return solve
+@make_solver
+async def silent(state: TaskState, generate: Generate) -> TaskState:
+    state.output.completion = "1"
+    return state
 
 
-@solver
-def failing() -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        await generate(state)
-        raise KeyError("the solver is broken")
-
-    return solve
+@make_solver
+async def failing(state: TaskState, generate: Generate) -> TaskState:
+    await generate(state)
+    raise KeyError("the solver is broken")

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from inspect_ai import Task, task
 from inspect_ai.model import ChatMessageAssistant, Model, get_model
-from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
-from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.scorer import Score, Target, mean
+from inspect_ai.solver import Generate, TaskState
+from tests.functions import make_scorer, make_solver
 from tests.rl.policies import Words, renderer
 from tests.rl.tasks import sums
 from tinker_cookbook.rl.rollouts import do_group_rollout
@@ -20,28 +21,25 @@ from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.testing import check_parity_async, scripted_model
 
 
-@solver
-def asking(model: Model | None = None, role: str | None = None) -> Solver:
+@make_solver
+async def asking(
+    state: TaskState, generate: Generate, model: Model | None = None, role: str | None = None
+) -> TaskState:
     """Ask a model that was made before, or one by the name of the policy."""
-
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        asked = model or get_model(str(state.model))
-        state.output = await asked.generate(state.messages)
-        state.messages.append(ChatMessageAssistant(content=state.output.completion))
-        return state
-
-    return solve
+    asked = model or get_model(str(state.model))
+    state.output = await asked.generate(state.messages)
+    state.messages.append(ChatMessageAssistant(content=state.output.completion))
+    return state
 
 
-@scorer(metrics=[mean()])
-def right(judge: Model | None = None, *, by_name: bool = False) -> Scorer:
-    async def score(state: TaskState, target: Target) -> Score:
-        grader = get_model(str(state.model)) if by_name else judge
-        if grader is not None:
-            await grader.generate("Is it right?")
-        return Score(value=float(target.text in state.output.completion))
-
-    return score
+@make_scorer(mean())
+async def right(
+    state: TaskState, target: Target, judge: Model | None = None, *, by_name: bool = False
+) -> Score:
+    grader = get_model(str(state.model)) if by_name else judge
+    if grader is not None:
+        await grader.generate("Is it right?")
+    return Score(value=float(target.text in state.output.completion))
 
 
 @task

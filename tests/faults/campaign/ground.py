@@ -7,12 +7,13 @@ import math
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ChatMessage, GenerateConfig, ModelAPI, ModelOutput, get_model, modelapi
-from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
-from inspect_ai.solver import Generate, Solver, TaskState, solver, use_tools
-from inspect_ai.tool import Tool, ToolChoice, ToolInfo, tool
+from inspect_ai.scorer import Score, Target, mean
+from inspect_ai.solver import Generate, TaskState, use_tools
+from inspect_ai.tool import ToolChoice, ToolInfo
 from inspect_ai.util import sandbox
 from tests.faults.campaign.folder import PROVIDER
 from tests.faults.campaign.plan import Point, running_cases, strike, strike_here
+from tests.functions import make_scorer, make_solver, make_tool
 
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult
 from inspect_tinker_plugin.contracts.hooks import (
@@ -35,42 +36,31 @@ def answer(number: int) -> str:
     return f"ANSWER {number}."
 
 
-@solver
-def asking() -> Solver:
+@make_solver
+async def asking(state: TaskState, generate: Generate) -> TaskState:
     """Ask one question, or run the tool loop."""
-
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        await strike(Point.SOLVER_BEFORE, state.sample_id, state.epoch)
-        state = await generate(state)
-        await strike(Point.SOLVER_AFTER, state.sample_id, state.epoch)
-        return state
-
-    return solve
+    await strike(Point.SOLVER_BEFORE, state.sample_id, state.epoch)
+    state = await generate(state)
+    await strike(Point.SOLVER_AFTER, state.sample_id, state.epoch)
+    return state
 
 
-@tool
-def look() -> Tool:
-    async def execute() -> str:
-        """Look at the word in the sandbox."""
-        await strike_here(Point.TOOL)
-        return (await sandbox().exec(["cat", "word"])).stdout
-
-    return execute
+@make_tool
+async def look() -> str:
+    """Look at the word in the sandbox."""
+    await strike_here(Point.TOOL)
+    return (await sandbox().exec(["cat", "word"])).stdout
 
 
-@scorer(metrics=[mean()])
-def graded() -> Scorer:
+@make_scorer(mean())
+async def graded(state: TaskState, target: Target) -> Score:
     """Give the clean reward for the right answer; no score without an answer, never a zero."""
-
-    async def score(state: TaskState, target: Target) -> Score:
-        await strike(Point.SCORER, state.sample_id, state.epoch)
-        verdict = await get_model(role="grader").generate("Is it right?")
-        said = state.output.completion if state.output else ""
-        if verdict.completion != "yes" or answer(int(state.sample_id)) not in said:
-            return Score.unscored()
-        return Score(value=clean_reward(int(state.sample_id)))
-
-    return score
+    await strike(Point.SCORER, state.sample_id, state.epoch)
+    verdict = await get_model(role="grader").generate("Is it right?")
+    said = state.output.completion if state.output else ""
+    if verdict.completion != "yes" or answer(int(state.sample_id)) not in said:
+        return Score.unscored()
+    return Score(value=clean_reward(int(state.sample_id)))
 
 
 @modelapi(name=PROVIDER)

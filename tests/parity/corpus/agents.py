@@ -21,9 +21,10 @@ from inspect_ai.agent import (
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ChatMessageUser, CompactionTrim, ModelOutput, get_model
 from inspect_ai.scorer import Score, includes
-from inspect_ai.solver import Generate, Solver, TaskState, basic_agent, solver, system_message
-from inspect_ai.tool import Tool, tool
+from inspect_ai.solver import Generate, TaskState, basic_agent, system_message
+from inspect_ai.tool import Tool
 from inspect_ai.util import collect, message_limit
+from tests.functions import make_solver, make_tool
 from tests.parity.cases import Expect, case
 
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
@@ -34,18 +35,15 @@ def puzzle() -> list[Sample]:
     return [Sample(input="What is 6 times 7?", target="42")]
 
 
-@tool
-def multiply() -> Tool:
-    async def execute(x: int, y: int) -> int:
-        """Multiply.
+@make_tool
+async def multiply(x: int, y: int) -> int:
+    """Multiply.
 
-        Args:
-            x: First.
-            y: Second.
-        """
-        return x * y
-
-    return execute
+    Args:
+        x: First.
+        y: Second.
+    """
+    return x * y
 
 
 WORK = say("I multiply.", call("multiply", x=6, y=7))
@@ -110,17 +108,14 @@ def react_that_uses_up_its_attempts() -> Task:
     return Task(dataset=puzzle(), solver=react(attempts=2), scorer=includes())
 
 
-@tool
-def final() -> Tool:
-    async def execute(number: int) -> str:
-        """Give the number.
+@make_tool
+async def final(number: int) -> str:
+    """Give the number.
 
-        Args:
-            number: The number.
-        """
-        return f"<{number}>"
-
-    return execute
+    Args:
+        number: The number.
+    """
+    return f"<{number}>"
 
 
 @case(
@@ -200,16 +195,13 @@ def react_with_own_prompt() -> Task:
 def react_where_a_sub_agent_has_another_model() -> Task:
     drafts = scripted_model([submit("a draft")], name="drafts")
 
-    @solver
-    def two_agents() -> Solver:
-        async def solve(state: TaskState, generate: Generate) -> TaskState:
-            draft = await run(react(model=drafts), state.input_text)
-            state.store.set("draft", draft.output.completion)
-            done = await run(react(), state.messages)
-            state.messages, state.output = done.messages, done.output
-            return state
-
-        return solve
+    @make_solver
+    async def two_agents(state: TaskState, generate: Generate) -> TaskState:
+        draft = await run(react(model=drafts), state.input_text)
+        state.store.set("draft", draft.output.completion)
+        done = await run(react(), state.messages)
+        state.messages, state.output = done.messages, done.output
+        return state
 
     return Task(dataset=puzzle(), solver=two_agents(), scorer=includes())
 
@@ -330,19 +322,16 @@ def agent_written_by_hand() -> Task:
     return Task(dataset=puzzle(), solver=as_solver(own_loop()), scorer=includes())
 
 
-@solver
-def collects() -> Solver:
+@make_solver
+async def collects(state: TaskState, generate: Generate) -> TaskState:
     """Asks three times at once."""
 
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        async def one(name: str) -> str:
-            return (await get_model().generate(f"Say {name}.")).completion
+    async def one(name: str) -> str:
+        return (await get_model().generate(f"Say {name}.")).completion
 
-        said = await collect(*[one(name) for name in "abc"])
-        state.output.completion = "".join(said)
-        return state
-
-    return solve
+    said = await collect(*[one(name) for name in "abc"])
+    state.output.completion = "".join(said)
+    return state
 
 
 @case(

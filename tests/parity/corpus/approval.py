@@ -9,23 +9,21 @@ from inspect_ai.dataset import Sample
 from inspect_ai.model import ChatMessage
 from inspect_ai.scorer import includes
 from inspect_ai.solver import generate, use_tools
-from inspect_ai.tool import Tool, ToolCall, ToolCallView, tool
+from inspect_ai.tool import ToolCall, ToolCallView
+from tests.functions import make_tool
 from tests.parity.cases import Expect, case
 
 from inspect_tinker_plugin.testing.replies import call, say, submit
 
 
-@tool
-def erase() -> Tool:
-    async def execute(path: str) -> str:
-        """Erase a file.
+@make_tool
+async def erase(path: str) -> str:
+    """Erase a file.
 
-        Args:
-            path: Which one.
-        """
-        return f"erased {path}"
-
-    return execute
+    Args:
+        path: Which one.
+    """
+    return f"erased {path}"
 
 
 @approver

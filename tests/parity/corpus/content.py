@@ -19,9 +19,10 @@ from inspect_ai.model import (
     GenerateConfig,
 )
 from inspect_ai.scorer import exact, includes
-from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
-from inspect_ai.tool import Tool, ToolResult, tool
+from inspect_ai.solver import Generate, TaskState, generate, use_tools
+from inspect_ai.tool import ToolResult
 from tests.folders import made_folder
+from tests.functions import make_solver, make_tool
 from tests.parity.cases import Expect, case
 
 from inspect_tinker_plugin.testing.replies import call, say
@@ -83,13 +84,10 @@ def image_file_that_is_missing() -> Task:
     return Task(dataset=[image_sample("/nowhere/red.png")], scorer=exact())
 
 
-@tool
-def look() -> Tool:
-    async def execute() -> ToolResult:
-        """Take a picture."""
-        return [ContentText(text="taken"), ContentImage(image=data_uri())]
-
-    return execute
+@make_tool
+async def look() -> ToolResult:
+    """Take a picture."""
+    return [ContentText(text="taken"), ContentImage(image=data_uri())]
 
 
 @case(
@@ -105,14 +103,11 @@ def image_in_a_tool_result() -> Task:
     )
 
 
-@solver
-def asks_again() -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        state = await generate(state)
-        state.messages.append(ChatMessageUser(content="Are you sure?"))
-        return await generate(state)
-
-    return solve
+@make_solver
+async def asks_again(state: TaskState, generate: Generate) -> TaskState:
+    state = await generate(state)
+    state.messages.append(ChatMessageUser(content="Are you sure?"))
+    return await generate(state)
 
 
 THOUGHT = say("red", reasoning="Roses are red.")

@@ -7,10 +7,10 @@ from inspect_ai import Task
 from inspect_ai.agent import react
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelCost, ModelInfo, set_model_info
-from inspect_ai.scorer import Score, Scorer, Target, accuracy, includes, scorer
-from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
-from inspect_ai.tool import Tool, tool
+from inspect_ai.scorer import Score, Target, accuracy, includes
+from inspect_ai.solver import Generate, TaskState, generate, use_tools
 from inspect_ai.util import LimitExceededError, message_limit, sample_limits, store, token_limit
+from tests.functions import make_scorer, make_solver, make_tool
 from tests.parity.cases import Expect, case
 
 from inspect_tinker_plugin.options import EpisodeOptions
@@ -23,13 +23,10 @@ def counting() -> list[Sample]:
     return [Sample(input="Count to ten.", target="one")]
 
 
-@tool
-def tick() -> Tool:
-    async def execute() -> str:
-        """Count on."""
-        return "tick"
-
-    return execute
+@make_tool
+async def tick() -> str:
+    """Count on."""
+    return "tick"
 
 
 def ticking(**limits: object) -> Task:
@@ -63,13 +60,10 @@ def message_limit_of_the_run() -> Task:
     expect=Expect(turns=1, scores={"includes": "C"}, limit="message"),
 )
 def message_limit_set_by_a_solver() -> Task:
-    @solver
-    def lowers() -> Solver:
-        async def solve(state: TaskState, generate: Generate) -> TaskState:
-            state.message_limit = 3
-            return state
-
-        return solve
+    @make_solver
+    async def lowers(state: TaskState, generate: Generate) -> TaskState:
+        state.message_limit = 3
+        return state
 
     return Task(
         dataset=counting(), solver=[use_tools(tick()), lowers(), generate()], scorer=includes()
@@ -111,16 +105,13 @@ def turn_limit_of_the_task() -> Task:
     return ticking(turn_limit=3)
 
 
-@solver
-def sleeps(seconds: float) -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        state = await generate(state)
-        store().set("slept", False)
-        await anyio.sleep(seconds)
-        store().set("slept", True)
-        return state
-
-    return solve
+@make_solver
+async def sleeps(state: TaskState, generate: Generate, seconds: float) -> TaskState:
+    state = await generate(state)
+    store().set("slept", False)
+    await anyio.sleep(seconds)
+    store().set("slept", True)
+    return state
 
 
 @case(
@@ -140,17 +131,13 @@ def time_limit_of_the_run() -> Task:
     return Task(dataset=counting(), solver=sleeps(30), scorer=includes())
 
 
-@solver
-def works(seconds: float) -> Solver:
+@make_solver
+async def works(state: TaskState, generate: Generate, seconds: float) -> TaskState:
     """Keeps busy in small steps, so that a working limit can end it."""
-
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        state = await generate(state)
-        for _ in range(int(seconds / 0.05)):
-            await anyio.sleep(0.05)
-        return state
-
-    return solve
+    state = await generate(state)
+    for _ in range(int(seconds / 0.05)):
+        await anyio.sleep(0.05)
+    return state
 
 
 @case(
@@ -204,25 +191,21 @@ def message_limit_of_a_react_agent() -> Task:
     )
 
 
-@solver
-def limits_inside() -> Solver:
+@make_solver
+async def limits_inside(state: TaskState, generate: Generate) -> TaskState:
     """Reaches its own limits and continues."""
-
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        try:
-            with message_limit(2):
-                state = await generate(state)
-                state = await generate(state)
-        except LimitExceededError as error:
-            store().set("first", [error.type, error.limit])
-        try:
-            with token_limit(1):
-                state = await generate(state)
-        except LimitExceededError as error:
-            store().set("second", [error.type, error.limit])
-        return state
-
-    return solve
+    try:
+        with message_limit(2):
+            state = await generate(state)
+            state = await generate(state)
+    except LimitExceededError as error:
+        store().set("first", [error.type, error.limit])
+    try:
+        with token_limit(1):
+            state = await generate(state)
+    except LimitExceededError as error:
+        store().set("second", [error.type, error.limit])
+    return state
 
 
 @case(
@@ -237,21 +220,18 @@ def limits_that_a_solver_handles() -> Task:
     return Task(dataset=counting(), solver=limits_inside(), scorer=includes())
 
 
-@scorer(metrics=[accuracy()])
-def reads_limits() -> Scorer:
-    async def score(state: TaskState, target: Target) -> Score:
-        limits = sample_limits()
-        return Score(
-            value=1,
-            metadata={
-                "message": [limits.message.limit, limits.message.usage],
-                "tokens": limits.token.limit,
-                "time": limits.time.limit,
-                "completed": state.completed,
-            },
-        )
-
-    return score
+@make_scorer(accuracy())
+async def reads_limits(state: TaskState, target: Target) -> Score:
+    limits = sample_limits()
+    return Score(
+        value=1,
+        metadata={
+            "message": [limits.message.limit, limits.message.usage],
+            "tokens": limits.token.limit,
+            "time": limits.time.limit,
+            "completed": state.completed,
+        },
+    )
 
 
 @case(
@@ -268,13 +248,10 @@ def limits_seen_by_a_scorer() -> Task:
     )
 
 
-@solver
-def times_out() -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        state = await generate(state)
-        raise TimeoutError("of the solver's own")
-
-    return solve
+@make_solver
+async def times_out(state: TaskState, generate: Generate) -> TaskState:
+    state = await generate(state)
+    raise TimeoutError("of the solver's own")
 
 
 @case(

@@ -7,8 +7,8 @@ import base64
 from inspect_ai import Task
 from inspect_ai.agent import react
 from inspect_ai.dataset import Sample
-from inspect_ai.scorer import Score, Scorer, Target, accuracy, includes, scorer
-from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
+from inspect_ai.scorer import Score, Target, accuracy, includes
+from inspect_ai.solver import Generate, TaskState, generate, use_tools
 from inspect_ai.tool import bash, python, text_editor
 from inspect_ai.util import (
     ComposeConfig,
@@ -18,6 +18,7 @@ from inspect_ai.util import (
     store,
 )
 from tests.folders import made_folder
+from tests.functions import make_scorer, make_solver
 from tests.parity.cases import Expect, case
 
 from inspect_tinker_plugin.testing.replies import ScriptTurn, call, say, submit
@@ -57,18 +58,14 @@ def docker(text: str = COMPOSE) -> tuple[str, str]:
     return ("docker", compose_file(text))
 
 
-@scorer(metrics=[accuracy()])
-def file_holds(path: str) -> Scorer:
+@make_scorer(accuracy())
+async def file_holds(state: TaskState, target: Target, path: str) -> Score:
     """Looks for the target in a file of the sandbox."""
-
-    async def score(state: TaskState, target: Target) -> Score:
-        try:
-            text = await sandbox().read_file(path)
-        except FileNotFoundError:
-            return Score(value=0, explanation="no file")
-        return Score(value=1 if target.text in text else 0, answer=text)
-
-    return score
+    try:
+        text = await sandbox().read_file(path)
+    except FileNotFoundError:
+        return Score(value=0, explanation="no file")
+    return Score(value=1 if target.text in text else 0, answer=text)
 
 
 def shell_task(environment: object, **sample: object) -> Task:
@@ -220,15 +217,12 @@ def compose_given_as_an_object() -> Task:
     docker=True,
 )
 def several_services() -> Task:
-    @solver
-    def uses_helper() -> Solver:
-        async def solve(state: TaskState, generate: Generate) -> TaskState:
-            helper = sandbox("helper")
-            await helper.write_file("note.txt", "from helper")
-            store().set("helper", await helper.read_file("note.txt"))
-            return state
-
-        return solve
+    @make_solver
+    async def uses_helper(state: TaskState, generate: Generate) -> TaskState:
+        helper = sandbox("helper")
+        await helper.write_file("note.txt", "from helper")
+        store().set("helper", await helper.read_file("note.txt"))
+        return state
 
     task = shell_task(docker(TWO_SERVICES))
     return Task(

@@ -24,8 +24,9 @@ from inspect_ai.scorer import (
     score,
     scorer,
 )
-from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
+from inspect_ai.solver import Generate, TaskState, generate
 from inspect_ai.util import LimitExceededError, store
+from tests.functions import make_scorer, make_solver
 from tests.parity.cases import Expect, case
 
 from inspect_tinker_plugin.inspect_internals import TerminateSampleError
@@ -75,12 +76,9 @@ def dict_score() -> Task:
     return Task(dataset=capital(), scorer=several_values())
 
 
-@scorer(metrics=[mean()])
-def listed() -> Scorer:
-    async def score(state: TaskState, target: Target) -> Score:
-        return Score(value=[1, 0.5, "C"], answer=None)
-
-    return score
+@make_scorer(mean())
+async def listed(state: TaskState, target: Target) -> Score:
+    return Score(value=[1, 0.5, "C"], answer=None)
 
 
 @case(script=["Oslo"], expect=Expect(turns=1, scores={"listed": [1, 0.5, "C"]}))
@@ -88,12 +86,9 @@ def list_score() -> Task:
     return Task(dataset=capital(), scorer=listed())
 
 
-@scorer(metrics=[mean()])
-def tenth() -> Scorer:
-    async def score(state: TaskState, target: Target) -> Score:
-        return Score(value=0.1)
-
-    return score
+@make_scorer(mean())
+async def tenth(state: TaskState, target: Target) -> Score:
+    return Score(value=0.1)
 
 
 @case(script=["Oslo"], expect=Expect(turns=1, scores={"tenth": 0.1}))
@@ -101,22 +96,19 @@ def small_credit() -> Task:
     return Task(dataset=capital(), scorer=tenth())
 
 
-@scorer(metrics=[accuracy()])
-def gives(value: str) -> Scorer:
-    async def score(state: TaskState, target: Target) -> Score | None:
-        match value:
-            case "nan":
-                return Score(value=math.nan)
-            case "unscored":
-                return Score.unscored(reason="no_answer", explanation="said nothing")
-            case "none":
-                return None
-            case "noanswer":
-                return Score(value=NOANSWER)
-            case _:
-                return Score(value=PARTIAL, answer="half")
-
-    return score
+@make_scorer(accuracy())
+async def gives(state: TaskState, target: Target, value: str) -> Score | None:
+    match value:
+        case "nan":
+            return Score(value=math.nan)
+        case "unscored":
+            return Score.unscored(reason="no_answer", explanation="said nothing")
+        case "none":
+            return None
+        case "noanswer":
+            return Score(value=NOANSWER)
+        case _:
+            return Score(value=PARTIAL, answer="half")
 
 
 @case(
@@ -165,12 +157,9 @@ def pattern_scorer() -> Task:
     return Task(dataset=capital(), scorer=pattern(r"answer: (\w+)"))
 
 
-@scorer(metrics=[accuracy()])
-def fails() -> Scorer:
-    async def score(state: TaskState, target: Target) -> Score:
-        raise ZeroDivisionError("no scores today")
-
-    return score
+@make_scorer(accuracy())
+async def fails(state: TaskState, target: Target) -> Score:
+    raise ZeroDivisionError("no scores today")
 
 
 @case(script=["Oslo"], expect=Expect(turns=1, scores={"includes": "C"}, error="ZeroDivisionError"))
@@ -235,18 +224,15 @@ def grader_that_fails() -> Task:
     )
 
 
-@solver
-def scores_itself() -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        for attempt in range(3):
-            state = await generate(state)
-            given = await score(state)
-            store().set(f"attempt {attempt}", [each.value for each in given])
-            if given[0].value == "C":
-                break
-        return state
-
-    return solve
+@make_solver
+async def scores_itself(state: TaskState, generate: Generate) -> TaskState:
+    for attempt in range(3):
+        state = await generate(state)
+        given = await score(state)
+        store().set(f"attempt {attempt}", [each.value for each in given])
+        if given[0].value == "C":
+            break
+    return state
 
 
 @case(
@@ -261,14 +247,11 @@ def score_in_a_solver() -> Task:
     return Task(dataset=capital(), solver=scores_itself(), scorer=[includes(), exact()])
 
 
-@solver
-def gives_scores() -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        state = await generate(state)
-        state.scores = {"effort": Score(value=0.5, answer=state.output.completion)}
-        return state
-
-    return solve
+@make_solver
+async def gives_scores(state: TaskState, generate: Generate) -> TaskState:
+    state = await generate(state)
+    state.scores = {"effort": Score(value=0.5, answer=state.output.completion)}
+    return state
 
 
 @case(script=["Oslo"], expect=Expect(turns=1, scores={"includes": "C", "effort": 0.5}))
@@ -276,22 +259,19 @@ def scores_written_by_a_solver() -> Task:
     return Task(dataset=capital(), solver=gives_scores(), scorer=includes())
 
 
-@solver
-def breaks(kind: str) -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        state = await generate(state)
-        store().set("reached", True)
-        match kind:
-            case "terminate":
-                raise TerminateSampleError("enough")
-            case "limit":
-                raise LimitExceededError("custom", value=2, limit=1, message="own limit")
-            case "group":
-                raise ExceptionGroup("several", [KeyError("inner")])
-            case _:
-                raise KeyError("broken")
-
-    return solve
+@make_solver
+async def breaks(state: TaskState, generate: Generate, kind: str) -> TaskState:
+    state = await generate(state)
+    store().set("reached", True)
+    match kind:
+        case "terminate":
+            raise TerminateSampleError("enough")
+        case "limit":
+            raise LimitExceededError("custom", value=2, limit=1, message="own limit")
+        case "group":
+            raise ExceptionGroup("several", [KeyError("inner")])
+        case _:
+            raise KeyError("broken")
 
 
 @case(script=["Oslo"], expect=Expect(turns=1, error="KeyError", store={"reached": True}))

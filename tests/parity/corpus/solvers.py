@@ -9,16 +9,15 @@ from inspect_ai.scorer import exact, includes
 from inspect_ai.solver import (
     Generate,
     Plan,
-    Solver,
     TaskState,
     chain,
     fork,
     generate,
     self_critique,
-    solver,
     system_message,
 )
 from inspect_ai.util import store
+from tests.functions import make_solver
 from tests.parity.cases import Expect, case
 
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
@@ -48,16 +47,12 @@ def self_critique_by_another_model() -> Task:
     )
 
 
-@solver
-def twice() -> Solver:
+@make_solver
+async def twice(state: TaskState, generate: Generate) -> TaskState:
     """Draft, then improve, in one conversation."""
-
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        state = await generate(state)
-        state.messages.append(ChatMessageUser(content="Shorter."))
-        return await generate(state, temperature=0.5)
-
-    return solve
+    state = await generate(state)
+    state.messages.append(ChatMessageUser(content="Shorter."))
+    return await generate(state, temperature=0.5)
 
 
 @case(
@@ -75,19 +70,15 @@ def two_generate_calls() -> Task:
     return Task(dataset=[greeting()], solver=twice(), scorer=exact())
 
 
-@solver
-def asks_the_model_itself() -> Solver:
+@make_solver
+async def asks_the_model_itself(state: TaskState, generate: Generate) -> TaskState:
     """Uses `get_model()` beside the given `generate`."""
-
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        side = await get_model().generate(
-            [ChatMessageUser(content="Which language?")], config=GenerateConfig(temperature=0.1)
-        )
-        state.metadata["language"] = side.completion
-        state.user_prompt.text += f" ({side.completion})"
-        return await generate(state)
-
-    return solve
+    side = await get_model().generate(
+        [ChatMessageUser(content="Which language?")], config=GenerateConfig(temperature=0.1)
+    )
+    state.metadata["language"] = side.completion
+    state.user_prompt.text += f" ({side.completion})"
+    return await generate(state)
 
 
 @case(
@@ -98,32 +89,25 @@ def solver_that_calls_get_model() -> Task:
     return Task(dataset=[greeting()], solver=asks_the_model_itself(), scorer=exact())
 
 
-@solver
-def forks() -> Solver:
+@make_solver
+async def forks(state: TaskState, generate: Generate) -> TaskState:
     """Two continuations of one state; the second one is kept."""
-
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        first, second = await fork(
-            state,
-            [
-                chain(system_message("Dutch."), generate_and_note("nl")),
-                chain(system_message("English."), generate_and_note("en")),
-            ],
-        )
-        second.store.set("other", first.output.completion)
-        return second
-
-    return solve
+    first, second = await fork(
+        state,
+        [
+            chain(system_message("Dutch."), generate_and_note("nl")),
+            chain(system_message("English."), generate_and_note("en")),
+        ],
+    )
+    second.store.set("other", first.output.completion)
+    return second
 
 
-@solver
-def generate_and_note(key: str) -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        state = await generate(state)
-        store().set(key, state.output.completion)
-        return state
-
-    return solve
+@make_solver
+async def generate_and_note(state: TaskState, generate: Generate, key: str) -> TaskState:
+    state = await generate(state)
+    store().set(key, state.output.completion)
+    return state
 
 
 def _in_the_language_asked_for(request: TurnRequest) -> str:
@@ -140,15 +124,11 @@ def fork_into_two() -> Task:
     return Task(dataset=[greeting()], solver=forks(), scorer=exact())
 
 
-@solver
-def no_model() -> Solver:
+@make_solver
+async def no_model(state: TaskState, generate: Generate) -> TaskState:
     """Answers without asking the model."""
-
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        state.output.completion = "hello"
-        return state
-
-    return solve
+    state.output.completion = "hello"
+    return state
 
 
 @case(script=[], expect=Expect(turns=0, scores={"exact": "C"}))
@@ -156,13 +136,10 @@ def solver_without_a_model_call() -> Task:
     return Task(dataset=[greeting()], solver=no_model(), scorer=exact())
 
 
-@solver
-def raises(message: str) -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        state = await generate(state)
-        raise ValueError(message)
-
-    return solve
+@make_solver
+async def raises(state: TaskState, generate: Generate, message: str) -> TaskState:
+    state = await generate(state)
+    raise ValueError(message)
 
 
 CLEANED: list[str] = []
@@ -199,13 +176,10 @@ def task_cleanup_that_raises() -> Task:
     return Task(dataset=[greeting()], cleanup=broken_cleanup, scorer=exact())
 
 
-@solver
-def finishing() -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        state.store.set("finished", state.output.completion)
-        return state
-
-    return solve
+@make_solver
+async def finishing(state: TaskState, generate: Generate) -> TaskState:
+    state.store.set("finished", state.output.completion)
+    return state
 
 
 @case(
@@ -225,14 +199,11 @@ def plan_with_finish_and_cleanup() -> Task:
     )
 
 
-@solver
-def prepare() -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        state.store.set("prepared", True)
-        state.user_prompt.text = f"Please: {state.user_prompt.text}"
-        return state
-
-    return solve
+@make_solver
+async def prepare(state: TaskState, generate: Generate) -> TaskState:
+    state.store.set("prepared", True)
+    state.user_prompt.text = f"Please: {state.user_prompt.text}"
+    return state
 
 
 @case(
@@ -258,14 +229,11 @@ def task_setup_list_with_model_call_after() -> Task:
     )
 
 
-@solver
-def stops_early() -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        state.completed = True
-        state.output.completion = "hello"
-        return state
-
-    return solve
+@make_solver
+async def stops_early(state: TaskState, generate: Generate) -> TaskState:
+    state.completed = True
+    state.output.completion = "hello"
+    return state
 
 
 @case(script=[], expect=Expect(turns=0, scores={"exact": "C"}))

@@ -6,10 +6,11 @@ from datetime import UTC, date, datetime
 
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
-from inspect_ai.scorer import Score, Scorer, Target, accuracy, exact, includes, scorer
-from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
+from inspect_ai.scorer import Score, Target, accuracy, exact, includes
+from inspect_ai.solver import Generate, TaskState, generate
 from inspect_ai.util import StoreModel, store, store_as
 from pydantic import Field
+from tests.functions import make_scorer, make_solver
 from tests.parity.cases import Expect, case
 
 
@@ -18,23 +19,20 @@ class Visits(StoreModel):
     count: int = 0
 
 
-@solver
-def changes_state() -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        state.metadata["seen"] = [1, 2.5, None, {"deep": True}]
-        state.metadata.pop("gone")
-        store().set("plain", {"n": 1})
-        visits = store_as(Visits)
-        visits.places.append("Oslo")
-        visits.count += 1
-        second = state.store_as(Visits, instance="second")
-        second.count = 5
-        state = await generate(state)
-        store().delete("plain")
-        store().set("last", state.output.completion)
-        return state
-
-    return solve
+@make_solver
+async def changes_state(state: TaskState, generate: Generate) -> TaskState:
+    state.metadata["seen"] = [1, 2.5, None, {"deep": True}]
+    state.metadata.pop("gone")
+    store().set("plain", {"n": 1})
+    visits = store_as(Visits)
+    visits.places.append("Oslo")
+    visits.count += 1
+    second = state.store_as(Visits, instance="second")
+    second.count = 5
+    state = await generate(state)
+    store().delete("plain")
+    store().set("last", state.output.completion)
+    return state
 
 
 @case(
@@ -56,16 +54,13 @@ def list_of_targets() -> Task:
     return Task(dataset=[sample], scorer=[exact(), includes()])
 
 
-@scorer(metrics=[accuracy()])
-def echo_target() -> Scorer:
-    async def score(state: TaskState, target: Target) -> Score:
-        return Score(
-            value=1 if state.output.completion in list(target) else 0,
-            answer=state.output.completion,
-            metadata={"target": list(target), "text": target.text, "id": state.sample_id},
-        )
-
-    return score
+@make_scorer(accuracy())
+async def echo_target(state: TaskState, target: Target) -> Score:
+    return Score(
+        value=1 if state.output.completion in list(target) else 0,
+        answer=state.output.completion,
+        metadata={"target": list(target), "text": target.text, "id": state.sample_id},
+    )
 
 
 @case(script=["4"], expect=Expect(turns=1, scores={"echo_target": 1}))
@@ -78,14 +73,11 @@ def mixed_target_types() -> Task:
     return Task(dataset=samples, scorer=echo_target())
 
 
-@scorer(metrics=[accuracy()])
-def reads_dates() -> Scorer:
-    async def score(state: TaskState, target: Target) -> Score:
-        due = state.metadata["due"]
-        assert isinstance(due, date)
-        return Score(value=due.year == 2024, metadata={"due": due, "at": state.metadata["at"]})
-
-    return score
+@make_scorer(accuracy())
+async def reads_dates(state: TaskState, target: Target) -> Score:
+    due = state.metadata["due"]
+    assert isinstance(due, date)
+    return Score(value=due.year == 2024, metadata={"due": due, "at": state.metadata["at"]})
 
 
 @case(script=["ok"], expect=Expect(turns=1, scores={"reads_dates": True}))
@@ -102,19 +94,15 @@ def dates_in_metadata() -> Task:
     return Task(dataset=[sample], solver=generate(), scorer=reads_dates())
 
 
-@solver
-def reads_its_state() -> Solver:
+@make_solver
+async def reads_its_state(state: TaskState, generate: Generate) -> TaskState:
     """Writes down what a solver can read about its sample."""
-
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        store().set("id", state.sample_id)
-        store().set("epoch", state.epoch)
-        store().set("input", state.input_text)
-        store().set("target", state.target.text)
-        store().set("limits", [state.message_limit, state.token_limit])
-        return await generate(state)
-
-    return solve
+    store().set("id", state.sample_id)
+    store().set("epoch", state.epoch)
+    store().set("input", state.input_text)
+    store().set("target", state.target.text)
+    store().set("limits", [state.message_limit, state.token_limit])
+    return await generate(state)
 
 
 @case(

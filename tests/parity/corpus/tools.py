@@ -11,7 +11,7 @@ import anyio.lowlevel
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import includes
-from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
+from inspect_ai.solver import Generate, TaskState, generate, use_tools
 from inspect_ai.tool import (
     Tool,
     ToolCall,
@@ -27,6 +27,7 @@ from inspect_ai.tool import (
 )
 from inspect_ai.util import store
 from pydantic import BaseModel
+from tests.functions import make_solver, make_tool
 from tests.parity.cases import Expect, case
 
 from inspect_tinker_plugin.testing.replies import call, say, unparsed_call
@@ -39,18 +40,15 @@ def ask(text: str = "Add 2 and 3.", target: str = "5") -> list[Sample]:
     return [Sample(input=text, target=target)]
 
 
-@tool
-def add() -> Tool:
-    async def execute(x: int, y: int) -> int:
-        """Add two numbers.
+@make_tool
+async def add(x: int, y: int) -> int:
+    """Add two numbers.
 
-        Args:
-            x: First number.
-            y: Second number.
-        """
-        return x + y
-
-    return execute
+    Args:
+        x: First number.
+        y: Second number.
+    """
+    return x + y
 
 
 class Item(BaseModel):
@@ -58,24 +56,21 @@ class Item(BaseModel):
     price: float | None = None
 
 
-@tool
-def shop() -> Tool:
-    async def execute(
-        items: list[Item],
-        currency: Literal["eur", "nok"] = "eur",
-        discount: dict[str, float] | None = None,
-    ) -> str:
-        """Buy things.
+@make_tool
+async def shop(
+    items: list[Item],
+    currency: Literal["eur", "nok"] = "eur",
+    discount: dict[str, float] | None = None,
+) -> str:
+    """Buy things.
 
-        Args:
-            items: What to buy.
-            currency: Which money.
-            discount: Discount by name.
-        """
-        names = ", ".join(f"{item.name}={item.price}" for item in items)
-        return f"{names} in {currency} with {discount}"
-
-    return execute
+    Args:
+        items: What to buy.
+        currency: Which money.
+        discount: Discount by name.
+    """
+    names = ", ".join(f"{item.name}={item.price}" for item in items)
+    return f"{names} in {currency} with {discount}"
 
 
 @tool
@@ -320,13 +315,10 @@ def tool_arguments_of_nearly_the_right_type() -> Task:
     return Task(dataset=ask(), solver=[use_tools(add()), generate()], scorer=includes())
 
 
-@tool
-def lengthy() -> Tool:
-    async def execute() -> str:
-        """Say very much."""
-        return "word " * 10_000
-
-    return execute
+@make_tool
+async def lengthy() -> str:
+    """Say very much."""
+    return "word " * 10_000
 
 
 @case(
@@ -362,17 +354,13 @@ def tool_calls_that_are_not_run() -> Task:
     )
 
 
-@solver
-def changes_tools() -> Solver:
+@make_solver
+async def changes_tools(state: TaskState, generate: Generate) -> TaskState:
     """Offers a tool, then another one."""
-
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        state.tools = [add()]
-        state = await generate(state)
-        state.tools = [shop()]
-        return await generate(state)
-
-    return solve
+    state.tools = [add()]
+    state = await generate(state)
+    state.tools = [shop()]
+    return await generate(state)
 
 
 @case(
