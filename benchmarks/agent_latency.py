@@ -28,7 +28,8 @@ from inspect_ai import eval_async
 from inspect_ai.agent import sandbox_agent_bridge
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util import sandbox
-from tests.agents.sandboxed import free_port, play, plum, task_of
+from tests.agents.sandboxed import free_port, plum, task_of
+from tests.tokens.conversations import play_out
 
 from inspect_tinker_plugin.testing.replies import scripted_model
 
@@ -82,7 +83,7 @@ async def measure(rounds: int) -> bool:
                     noted = starts[at], calls[at], commands[at]
                     task = task_of(kind, Path(folder), timed(free_port(), turns, *noted))
                     if side == "episode":
-                        result = await play(task, plum)
+                        result = await play_out(task, plum)
                         assert result.error is None, result.error
                     else:
                         model = scripted_model(["plum"] * turns)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,7 @@ from inspect_ai.util import SandboxEnvironmentSpec, sandbox
 from tests.functions import make_solver
 
 from inspect_docker_pool import DockerPoolConfig
-from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
-from inspect_tinker_plugin.episode.runner import Episode, EpisodeRunner
-from inspect_tinker_plugin.options import EpisodeOptions
+from inspect_tinker_plugin.contracts.episodes import TurnRequest
 
 IMAGE = "inspect-rl-test/python:1"
 PROGRAM = Path(__file__).with_name("program.py")
@@ -94,22 +91,6 @@ def task_of(kind: str, folder: Path, solver: Solver) -> Task:
     return Task(
         dataset=[sample], solver=solver, scorer=includes(), sandbox=sandbox_of(kind, folder)
     )
-
-
-async def play(
-    task: Task,
-    says: Callable[[TurnRequest], ModelOutput],
-    options: EpisodeOptions | None = None,
-) -> EpisodeResult:
-    """Play one episode to its end."""
-    episode: Episode = EpisodeRunner(task, options=options).episode(task.dataset[0])
-    try:
-        outcome = await episode.start()
-        while isinstance(outcome, TurnRequest):
-            outcome = await episode.reply(says(outcome))
-    finally:
-        await episode.close()
-    return outcome
 
 
 def plum(request: TurnRequest) -> ModelOutput:

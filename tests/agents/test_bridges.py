@@ -17,11 +17,11 @@ from inspect_ai.agent import sandbox_agent_bridge
 from inspect_ai.model import ModelOutput
 from inspect_ai.solver import Generate, TaskState
 from inspect_ai.util import sandbox
-from tests.agents.sandboxed import agent, free_port, play, plum, task_of
+from tests.agents.sandboxed import agent, free_port, plum, task_of
 from tests.functions import make_solver
-from tests.tokens.conversations import Rollout
+from tests.tokens.conversations import Rollout, play_out
 from tests.tokens.formats import renderer
-from tests.tokens.test_bridged import CORPUS, assert_exact, script
+from tests.tokens.test_bridged import CORPUS, answering, assert_exact, script
 
 from inspect_tinker_plugin.agents.bridge import Calls
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
@@ -60,16 +60,7 @@ async def test_a_program_in_a_sandbox_keeps_one_sequence(
     run = agent(port=free_port(), dialect=dialect, turns=len(CORPUS))
     task = task_of(kind, tmp_path, run)
     rollout = Rollout(DatasetRenderer(renderer("qwen3_keep_thinking")))
-    says = script(list(CORPUS.values()))
-
-    def reply(request: TurnRequest) -> ModelOutput:
-        said = says(request)
-        text, ended = said if isinstance(said, tuple) else (said, True)
-        reason = "stop" if ended else "length"
-        return rollout.answer(request, text, stop=ended, stop_reason=reason)
-
-    result = await play(task, reply)
-
+    result = await play_out(task, answering(rollout, script(list(CORPUS.values()))))
     assert result.error is None, result.error.__cause__
     assert result.turns == len(CORPUS)
     assert len(rollout.data()) == 1
@@ -93,7 +84,7 @@ async def test_a_call_that_is_given_up_and_made_again_is_one_more_sequence(tmp_p
     port = free_port()
     run = agent(["python3", "-c", f"PORT = {port}{GIVEN_UP}"], port=port)
     rollout = Rollout(DatasetRenderer(renderer("qwen3_keep_thinking")))
-    result = await play(
+    result = await play_out(
         task_of("local", tmp_path, run), lambda request: rollout.answer(request, "plum")
     )
     assert result.error is None, result.error.__cause__
@@ -105,7 +96,9 @@ async def test_a_call_that_is_given_up_and_made_again_is_one_more_sequence(tmp_p
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("no_polling")
 async def test_eight_conversations_at_once_are_all_answered(kind: str, tmp_path: Path) -> None:
-    result = await play(task_of(kind, tmp_path, agent(port=free_port(), turns=4, talks=8)), plum)
+    result = await play_out(
+        task_of(kind, tmp_path, agent(port=free_port(), turns=4, talks=8)), plum
+    )
     assert result.error is None, result.error.__cause__
     assert result.turns == len(json.loads(result.state.metadata["printed"])) == 32
     assert result.scores["includes"].score.value == "C"
@@ -114,7 +107,7 @@ async def test_eight_conversations_at_once_are_all_answered(kind: str, tmp_path:
 @pytest.mark.parametrize("kind", KINDS[:2])
 async def test_a_limit_ends_the_program_and_the_state_is_scored(kind: str, tmp_path: Path) -> None:
     task = task_of(kind, tmp_path, agent(port=free_port(), turns=100))
-    result = await play(task, plum, EpisodeOptions(max_turns=3))
+    result = await play_out(task, plum, EpisodeOptions(max_turns=3))
     assert result.error is None, result.error.__cause__
     assert result.limit is not None
     assert result.limit.type == "turn"
@@ -140,7 +133,7 @@ async def looking_after(
 @pytest.mark.parametrize("kind", WALLED)
 async def test_nothing_of_a_bridge_is_left_in_the_sandbox(kind: str, tmp_path: Path) -> None:
     seen: dict[str, list[str]] = {}
-    result = await play(task_of(kind, tmp_path, looking_after(free_port(), seen)), plum)
+    result = await play_out(task_of(kind, tmp_path, looking_after(free_port(), seen)), plum)
     assert result.error is None, result.error.__cause__
     assert result.turns == 2
     assert "relay" not in seen["after"]
@@ -166,7 +159,7 @@ async def test_a_program_that_ends_the_relay_gets_an_error_laid_to_it(tmp_path: 
     kill = "for p in /proc/[0-9]*; do grep -q relay $p/comm && kill -9 ${p#/proc/}; done; sleep 60"
     ask = 'cd agent && python3 program.py \'{"dialect":"chat","turns":1,"talks":1,"port":13131}\''
     run = agent(["sh", "-c", f"({ask}); {kill}"], port=13131)
-    result = await play(task_of("docker_pool", tmp_path, run), plum)
+    result = await play_out(task_of("docker_pool", tmp_path, run), plum)
     assert result.error is not None
     assert result.error.cause is Cause.INSIDE_SANDBOX
     assert isinstance(result.error.__cause__, AgentBridgeError)
@@ -178,7 +171,7 @@ async def test_a_port_that_is_taken_is_an_error_before_the_program_starts(tmp_pa
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        result = await play(task_of("local", tmp_path, agent(port=port)), plum)
+        result = await play_out(task_of("local", tmp_path, agent(port=port)), plum)
     assert result.error is not None
     assert isinstance(result.error.__cause__, AgentBridgeError)
     assert str(port) in str(result.error)
@@ -193,7 +186,7 @@ async def test_a_port_that_is_taken_in_a_container_is_an_error(tmp_path: Path) -
         async with sandbox_agent_bridge(port=13131), sandbox_agent_bridge(port=13131):
             return state
 
-    result = await play(task_of("docker_pool", tmp_path, twice()), plum)
+    result = await play_out(task_of("docker_pool", tmp_path, twice()), plum)
     assert result.error is not None
     assert isinstance(result.error.__cause__, AgentBridgeError)
     assert "in use" in str(result.error)
@@ -207,7 +200,9 @@ async def test_an_eval_beside_an_episode_goes_inspects_own_way(tmp_path: Path) -
     replies = ["No.", "It is plum."]
     log, result = await asyncio.gather(
         eval_async(task, model=scripted_model(replies), log_dir=str(tmp_path)),
-        play(task, lambda request: ModelOutput.from_content("rl/policy", replies[request.index])),
+        play_out(
+            task, lambda request: ModelOutput.from_content("rl/policy", replies[request.index])
+        ),
     )
     (sample,) = log[0].samples or []
     assert result.error is None, result.error.__cause__
@@ -244,7 +239,7 @@ FAILURES = {
 @pytest.mark.parametrize("failure", FAILURES)
 async def test_a_program_that_fails_is_an_error_of_the_solver(failure: str, tmp_path: Path) -> None:
     command, said = FAILURES[failure]
-    result = await play(task_of("local", tmp_path, agent(command, port=free_port())), plum)
+    result = await play_out(task_of("local", tmp_path, agent(command, port=free_port())), plum)
     assert result.error is not None
     assert result.error.cause is Cause.SOLVER
     assert said in str(result.error)

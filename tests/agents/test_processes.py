@@ -22,8 +22,9 @@ from inspect_ai.util import (
     SandboxEnvironment,
     sandbox,
 )
-from tests.agents.sandboxed import play, plum, task_of
+from tests.agents.sandboxed import plum, task_of
 from tests.functions import make_solver
+from tests.tokens.conversations import play_out
 
 from inspect_tinker_plugin.testing.replies import scripted_model
 
@@ -45,7 +46,7 @@ async def using(state: TaskState, generate: Generate, use: Use, seen: list[Any])
 async def used(kind: str, folder: Path, use: Use) -> Any:
     """Use the sandbox of an episode; polling takes five seconds at least."""
     seen: list[Any] = []
-    result = await play(task_of(kind, folder, using(use, seen)), plum)
+    result = await play_out(task_of(kind, folder, using(use, seen)), plum)
     assert result.error is None, result.error.__cause__
     return seen[0]
 

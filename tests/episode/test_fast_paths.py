@@ -19,7 +19,6 @@ from inspect_ai import Task
 from inspect_ai.agent import agent_bridge, as_solver, react
 from inspect_ai.dataset import Sample
 from inspect_ai.event import Event, ModelEvent, ToolEvent
-from inspect_ai.hooks import BeforeModelGenerate, Hooks, ModelUsageData, hooks
 from inspect_ai.log import transcript
 from inspect_ai.model import (
     ModelOutput,
@@ -200,34 +199,6 @@ async def test_who_does_not_read_goes_on_the_fast_path() -> None:
     [event] = [each for each in episode.events if isinstance(each, ModelEvent)]
     assert (event.output.completion, event.pending) == ("so", None)
     assert not runner.prepared.reads_events
-
-
-# hooks of Inspect are called
-
-
-heard: list[str] = []
-listening = False
-
-
-@hooks(name="inspect_rl_test_listener", description="listens while a test says so")
-class Listener(Hooks):
-    def enabled(self) -> bool:
-        return listening
-
-    async def on_before_model_generate(self, data: BeforeModelGenerate) -> None:
-        heard.append(f"before {data.model_name}")
-
-    async def on_model_usage(self, data: ModelUsageData) -> None:
-        heard.append(f"usage {data.model_name}")
-
-
-async def test_hooks_hear_of_model_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"{__name__}.listening", True)
-    heard.clear()
-    task = Task(dataset=[Sample(id=1, input="?")], solver=generate(), scorer=what_happened())
-    [builder] = as_rl_dataset(task, renderer()).get_batch(0)
-    await do_group_rollout(builder, Words(["so"]))
-    assert heard == ["before rl/policy", "usage rl/policy"]
 
 
 # memory

@@ -84,23 +84,19 @@ async def play(task: Task, command: str, **options: Any) -> tuple[Any, dict[str,
         await builder.cleanup()
 
 
-async def test_a_monitor_is_observed() -> None:
-    reward, metrics = await play(watched(sentinel.observe_only([about_deletion()])), "rm x")
-    assert reward == 1.0
-    assert metrics["monitor/about_deletion"] == 0.9
-    assert metrics["monitor/observe_only/blocked"] == 0.0
-
-
-async def test_a_protocol_blocks_and_the_episode_goes_on() -> None:
-    reward, metrics = await play(watched(no_deletion()), "rm x")
-    assert reward == 1.0
-    assert metrics["monitor/no_deletion/blocked"] == 1.0
-
-
-async def test_a_protocol_that_ends_the_episode_has_its_state_scored() -> None:
-    reward, metrics = await play(watched(no_deletion()), "rm -rf x")
-    assert reward == 0.0
-    assert metrics["monitor/no_deletion/blocked"] == 1.0
+@pytest.mark.parametrize(
+    ("command", "paid", "blocked"),
+    [("ls", 1.0, 0.0), ("rm x", 1.0, 1.0), ("rm -rf x", 0.0, 1.0)],
+    ids=["passes", "is blocked", "ends the episode, which is scored"],
+)
+async def test_a_monitor_is_observed_and_a_protocol_blocks(
+    command: str, paid: float, blocked: float
+) -> None:
+    reward, metrics = await play(watched(no_deletion()), command)
+    assert (reward, metrics["monitor/no_deletion/blocked"]) == (paid, blocked)
+    reward, metrics = await play(watched(sentinel.observe_only([about_deletion()])), command)
+    assert (reward, metrics["monitor/observe_only/blocked"]) == (1.0, 0.0)
+    assert metrics["monitor/about_deletion"] == (0.9 if "rm" in command else 0.2)
 
 
 async def test_a_penalty_trains_against_a_monitor() -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
-from inspect_ai.model import ModelOutput
 from inspect_ai.scorer import match
 from inspect_ai.solver import Generate, Solver, TaskState, generate
 from inspect_ai.util import ExecResult, sandbox, sandboxenv
@@ -21,10 +20,10 @@ from tests.functions import make_solver
 from tests.rl.policies import Words, renderer
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
-from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult
 from inspect_tinker_plugin.contracts.errors import Cause
-from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
+from inspect_tinker_plugin.testing import play_episode
 
 seen: list[str] = []
 """What the provider was asked, in order."""
@@ -106,12 +105,7 @@ async def runs(state: TaskState, generate: Generate, command: str) -> TaskState:
 async def play(*solvers: Solver, **sample: Any) -> EpisodeResult:
     row = Sample(id=1, input="?", target="!", **sample)
     task = Task(dataset=[row], solver=list(solvers), scorer=match(), sandbox="rl_remote")
-    episode = EpisodeRunner(task).episode(row)
-    asked = await episode.start()
-    assert isinstance(asked, TurnRequest)
-    result = await episode.reply(ModelOutput.from_content("rl/policy", "!"))
-    assert isinstance(result, EpisodeResult)
-    return result
+    return await play_episode(task, ["!"])
 
 
 async def test_a_provider_measures_episodes_and_hears_of_their_set_up() -> None:

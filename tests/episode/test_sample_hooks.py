@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -28,32 +28,23 @@ class Notes(Hooks):
     def enabled(self) -> bool:
         return ON
 
-    async def on_run_start(self, data: Any) -> None:
-        seen.append(("run_start", data))
-
-    async def on_task_start(self, data: Any) -> None:
-        seen.append(("task_start", data))
-
-    async def on_sample_init(self, data: Any) -> None:
-        seen.append(("sample_init", data))
-
-    async def on_sample_start(self, data: Any) -> None:
-        seen.append(("sample_start", data))
-
-    async def on_sample_attempt_start(self, data: Any) -> None:
-        seen.append(("sample_attempt_start", data))
-
     async def on_sample_event(self, data: Any) -> None:
         seen.append((f"event {data.event.event}", data))
 
-    async def on_sample_scoring(self, data: Any) -> None:
-        seen.append(("sample_scoring", data))
 
-    async def on_sample_attempt_end(self, data: Any) -> None:
-        seen.append(("sample_attempt_end", data))
+def noting(name: str) -> Callable[[Notes, Any], Awaitable[None]]:
+    async def note(self: Notes, data: Any) -> None:
+        seen.append((name, data))
 
-    async def on_sample_end(self, data: Any) -> None:
-        seen.append(("sample_end", data))
+    return note
+
+
+STAGES = ("init", "start", "attempt_start", "scoring", "attempt_end", "end")
+for name in (
+    *("run_start", "task_start", *(f"sample_{stage}" for stage in STAGES)),
+    *("before_model_generate", "model_usage"),
+):
+    setattr(Notes, f"on_{name}", noting(name))
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +15,7 @@ from inspect_ai.log import EvalLog, EvalSample, read_eval_log
 from inspect_ai.scorer import Score, Target, accuracy, includes
 from inspect_ai.solver import TaskState
 from tests.functions import make_scorer, make_tool
+from tests.logs.rollouts import apart
 
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.export.from_logs import LogExportReport, export_logs
@@ -24,12 +24,6 @@ from inspect_tinker_plugin.testing.replies import Script, call, say, scripted_mo
 
 T = TypeVar("T")
 MODEL = "scripted/model"
-
-
-def apart(work: Callable[..., T], *arguments: Any) -> T:
-    """Call in another thread: below a running event loop, Inspect would patch asyncio."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(work, *arguments).result()
 
 
 def evaluated(task: Task, script: Script, log_dir: Path, **options: Any) -> EvalLog:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -14,7 +15,7 @@ from inspect_ai.dataset import Sample
 from inspect_ai.solver import Generate, TaskState, generate
 from inspect_ai.tool import bash
 from inspect_ai.util import SandboxEnvironment, sandbox, sandboxenv
-from inspect_ai.util import SandboxEnvironmentConfigType as Config
+from inspect_ai.util._sandbox.local import LocalSandboxEnvironment  # private: the provider itself
 from tests.functions import make_solver
 from tests.packages import run
 
@@ -27,40 +28,13 @@ STARTED: list[str] = []
 
 
 @sandboxenv(name="first_turn_counting")
-class CountingSandbox(SandboxEnvironment):
+class CountingSandbox(LocalSandboxEnvironment):
     """Inspect's local sandbox, noting that it was started."""
 
     @classmethod
-    async def sample_init(
-        cls, task_name: str, config: Config | None, metadata: dict[str, str]
-    ) -> dict[str, SandboxEnvironment]:
+    async def sample_init(cls, task_name: str, *args: Any) -> dict[str, SandboxEnvironment]:
         STARTED.append(task_name)
-        return await local().sample_init(task_name, config, metadata)
-
-    @classmethod
-    async def sample_cleanup(
-        cls,
-        task_name: str,
-        config: Config | None,
-        environments: dict[str, SandboxEnvironment],
-        interrupted: bool,
-    ) -> None:
-        await local().sample_cleanup(task_name, config, environments, interrupted)
-
-    async def exec(self, *args: object, **kwargs: object) -> object:  # type: ignore[override]
-        raise NotImplementedError
-
-    async def write_file(self, file: str, contents: str | bytes) -> None:
-        raise NotImplementedError
-
-    async def read_file(self, file: str, text: bool = True) -> str:  # type: ignore[override]
-        raise NotImplementedError
-
-
-def local() -> type[SandboxEnvironment]:
-    from inspect_tinker_plugin.inspect_internals import registry_find_sandboxenv
-
-    return registry_find_sandboxenv("local")
+        return await super().sample_init(task_name, *args)
 
 
 @pytest.fixture(autouse=True)

@@ -20,14 +20,13 @@ from inspect_ai.log import read_eval_log_sample_summaries
 from tests.export.logged_runs import (
     adds_and_submits,
     agent,
-    apart,
     as_said,
     evaluated,
     loaded,
     run_export,
     sums,
 )
-from tests.logs.rollouts import by_word, dataset, roll_out
+from tests.logs.rollouts import apart, by_word, dataset, roll_out
 
 from inspect_tinker_plugin.cli.export import export_command
 from inspect_tinker_plugin.contracts.errors import ConfigError, ExportError

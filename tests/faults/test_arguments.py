@@ -12,7 +12,7 @@ from inspect_ai.dataset import Sample
 from inspect_ai.model import ChatMessageAssistant, execute_tools
 from inspect_ai.scorer import includes
 from inspect_ai.solver import Generate, TaskState, generate, use_tools
-from inspect_ai.tool import Tool, ToolDef
+from inspect_ai.tool import Tool, ToolCall, ToolDef
 from pydantic import BaseModel, Field
 from tests.functions import make_solver
 from tests.rl.policies import Words, renderer, tool_call
@@ -62,20 +62,20 @@ def task(tool: Any) -> Task:
     return Task(dataset=[Sample(id=1, input="Go.", target="x")], solver=solver, scorer=includes())
 
 
-@pytest.mark.parametrize("arguments", [{"due": "soon"}, {"item": {"count": 0}}])
-async def test_arguments_of_the_policy_have_a_price(arguments: dict[str, Any]) -> None:
-    result = await play_episode(task(shop()), [say("", call("remind", **arguments)), say("x")])
+@pytest.mark.parametrize(
+    ("tool", "said"),
+    [
+        (shop(), call("remind", due="soon")),
+        (shop(), call("remind", item={"count": 0})),
+        (handoff(clerk(), description="a clerk"), call("transfer_to_clerk", due="soon")),
+    ],
+    ids=["a date", "a model", "a handoff"],
+)
+async def test_arguments_of_the_policy_have_a_price(tool: Any, said: ToolCall) -> None:
+    result = await play_episode(task(tool), [say("", said), say("x")])
     assert result.error is not None
     assert result.error.cause is Cause.ARGUMENTS
-    assert "in arguments of the tool 'remind'" in str(result.error)
-
-
-async def test_so_have_those_of_a_handoff() -> None:
-    tool = handoff(clerk(), description="a clerk")
-    script = [say("", call("transfer_to_clerk", due="soon")), say("x")]
-    result = await play_episode(task(tool), script)
-    assert result.error is not None
-    assert result.error.cause is Cause.ARGUMENTS
+    assert f"in arguments of the tool '{said.function}'" in str(result.error)
 
 
 async def test_the_price_is_a_wrong_answer_in_the_same_words() -> None:

@@ -147,15 +147,18 @@ async def test_a_group_reward(deed: Deed) -> None:
     await _check(_task(does()), Cause.REWARD, group_reward=reward)
 
 
-async def test_a_group_reward_that_misses_a_score() -> None:
-    async def reward(members: Sequence[GroupMember]) -> list[float]:
-        raise UnscoredError("no score to compare")
-
-    await _check(_task(does()), Cause.REWARD, group_reward=reward)
+def _misses_a_score(members: Sequence[GroupMember]) -> list[float]:
+    raise UnscoredError("no score to compare")
 
 
-async def test_a_reward_too_large_for_a_float() -> None:
-    def reward(result: EpisodeResult) -> Any:
-        return 10**400
+def _too_large_for_a_float(result: EpisodeResult) -> Any:
+    return 10**400
 
-    await _check(_task(does()), Cause.REWARD, reward=reward)
+
+@pytest.mark.parametrize(
+    "reward",
+    [{"group_reward": _misses_a_score}, {"reward": _too_large_for_a_float}],
+    ids=["no score", "too large"],
+)
+async def test_a_reward_that_is_none(reward: dict[str, Any]) -> None:
+    await _check(_task(does()), Cause.REWARD, **reward)

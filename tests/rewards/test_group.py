@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from tests.rewards.episodes import failed_member, member
@@ -20,6 +21,8 @@ from inspect_tinker_plugin.rewards import (
 )
 
 GROUP = [member(0.1), member(0.9), failed_member(), member(0.9), member(0.4)]
+ALONE = [member(0.3), failed_member()]
+"""Nobody to compare with."""
 
 
 async def values(spec: object, group: Sequence[GroupMember] = GROUP) -> list[float | None]:
@@ -27,22 +30,29 @@ async def values(spec: object, group: Sequence[GroupMember] = GROUP) -> list[flo
     return [None if reward is None else reward.value for reward in rewards]
 
 
-async def test_rank_orders_a_group_and_shares_ties() -> None:
-    assert await values("rank") == [0, pytest.approx(5 / 6), None, pytest.approx(5 / 6), 1 / 3]
-
-
-async def test_best_of_keeps_the_best() -> None:
-    assert await values("best_of(rest=-1)") == [-1, 0.9, None, 0.9, -1]
-
-
-@pytest.mark.parametrize("expression", ["rank", "best_of", "diversity"])
-async def test_failed_members_stay_failed(expression: str) -> None:
-    assert await values(expression, [failed_member(), failed_member()]) == [None, None]
-
-
-async def test_nobody_to_compare_with_is_the_middle() -> None:
-    assert await values("rank", [member(0.3), failed_member()]) == [0.5, None]
-    assert await values(Pairwise(shorter), [member(0.3), failed_member()]) == [0.5, None]
+@pytest.mark.parametrize(
+    ("spec", "group", "expected"),
+    [
+        ("rank", GROUP, [0, pytest.approx(5 / 6), None, pytest.approx(5 / 6), 1 / 3]),
+        ("best_of(rest=-1)", GROUP, [-1, 0.9, None, 0.9, -1]),
+        ("rank", [failed_member()] * 2, [None, None]),
+        ("best_of", [failed_member()] * 2, [None, None]),
+        ("diversity", [failed_member()] * 2, [None, None]),
+        ("rank", ALONE, [0.5, None]),
+        (f"pairwise(judge='{__name__}:shorter')", ALONE, [0.5, None]),
+    ],
+    ids=[
+        "rank",
+        "best_of",
+        *(f"{name} of failed" for name in ("rank", "best_of", "diversity")),
+        "rank alone",
+        "pairwise alone",
+    ],
+)
+async def test_members_are_paid_by_their_place_and_failed_ones_stay_failed(
+    spec: str, group: list[GroupMember], expected: list[Any]
+) -> None:
+    assert await values(spec, group) == expected
 
 
 async def test_diversity_adds_to_the_own_reward_for_words_of_ones_own() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -65,9 +64,3 @@ async def hosted(
     finally:
         server.should_exit = True
         await server.shutdown()
-
-
-async def until(condition: Any) -> None:
-    """Wait until something holds that has no event."""
-    while not condition():  # noqa: ASYNC110 - that is its purpose
-        await asyncio.sleep(0.01)

@@ -5,22 +5,16 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
-import socket
 import sys
 from pathlib import Path
 
 import aiohttp
 import pytest
+from tests.agents.sandboxed import free_port
 from tests.rl.policies import TOKENIZER, Words
 from tests.serve.engine import serving
 
 TASK = f"{Path(__file__).parents[1]}/rl/tasks.py@arithmetic"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 async def get(url: str) -> tuple[int, str]:

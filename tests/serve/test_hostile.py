@@ -10,7 +10,8 @@ import pytest
 from tests.rl.policies import Words
 from tests.rl.tasks import arithmetic
 from tests.serve.engine import serving
-from tests.serve.server import Served, hosted, until
+from tests.serve.server import Served, hosted
+from tests.waiting import until
 
 
 async def test_a_text_without_utf8_is_no_lost_episode() -> None:

@@ -17,8 +17,9 @@ import pytest
 from tests.rl.policies import Words
 from tests.rl.tasks import agent
 from tests.serve.engine import serving
-from tests.serve.server import Served, hosted, until
+from tests.serve.server import Served, hosted
 from tests.serve.test_service import CALL, SUBMIT
+from tests.waiting import until
 from tinker_cookbook.completers import TokensWithLogprobs
 
 from inspect_tinker_plugin.rl.env import InspectEnv

@@ -21,8 +21,9 @@ from tests.rl.tasks import adding, agent, arithmetic, crashing, sums
 from tests.rl.test_turn_trees import LINES
 from tests.serve.engine import serving
 from tests.serve.lent import own
-from tests.serve.server import hosted, until
+from tests.serve.server import hosted
 from tests.serve.test_service import CALL, FORKS, SUBMIT, tree
+from tests.waiting import until
 
 from inspect_tinker_plugin.cli.serve import serve_command
 from inspect_tinker_plugin.serve.app import JsonFormatter

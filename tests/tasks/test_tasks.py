@@ -157,20 +157,14 @@ def test_a_task_function_is_called_and_its_reference_is_recovered() -> None:
     assert first_input(resolved.ref.resolve()) == "hey"
 
 
-def test_a_plain_function_that_returns_a_task_has_no_reference() -> None:
-    assert resolve_task(lambda: Task(dataset=[Sample(input="x")])).ref is None
-
-
-def test_a_decorated_function_inside_another_has_no_reference() -> None:
+def test_what_no_file_can_make_again_has_no_reference() -> None:
     @task
     def local() -> Task:
         return Task(dataset=[Sample(input="x")])
 
-    assert task_reference(local()) is None
-
-
-def test_a_task_built_in_place_has_no_reference() -> None:
-    assert task_reference(Task(dataset=[Sample(input="x")])) is None
+    assert task_reference(local()) is None, "a function inside another"
+    assert resolve_task(lambda: Task(dataset=[Sample(input="x")])).ref is None, "no decorator"
+    assert task_reference(Task(dataset=[Sample(input="x")])) is None, "built in place"
 
 
 PACKAGE = """

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import tinker
+from inspect_ai import Task
 from inspect_ai.model import (
     ChatMessage,
     ChatMessageSystem,
@@ -22,7 +23,9 @@ from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.types import Trajectory, Transition
 
-from inspect_tinker_plugin.contracts.episodes import TurnRequest
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
+from inspect_tinker_plugin.episode.runner import Episode, EpisodeRunner
+from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.testing import say
 from inspect_tinker_plugin.testing.policy import reply_tokens
 from inspect_tinker_plugin.tokens.datums import in_branch_order
@@ -191,3 +194,19 @@ def assert_trained(
                 remaining.remove((asked, said))
         assert not trained
     assert not [said for _, said in remaining if said]
+
+
+async def play_out(
+    task: Task,
+    says: Callable[[TurnRequest], ModelOutput],
+    options: EpisodeOptions | None = None,
+) -> EpisodeResult:
+    """Play one episode to its end."""
+    episode: Episode = EpisodeRunner(task, options=options).episode(task.dataset[0])
+    try:
+        outcome = await episode.start()
+        while isinstance(outcome, TurnRequest):
+            outcome = await episode.reply(says(outcome))
+    finally:
+        await episode.close()
+    return outcome

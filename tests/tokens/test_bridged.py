@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
+from inspect_ai.model import ModelOutput
 from inspect_ai.scorer import includes
 from tests.tokens.bridged import DIALECTS, Item, Program, bridged, converse, unchanged
-from tests.tokens.conversations import Rollout, assert_trained
+from tests.tokens.conversations import Rollout, assert_trained, play_out
 from tests.tokens.formats import renderer
 
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
-from inspect_tinker_plugin.episode.runner import EpisodeRunner
-from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer
 from inspect_tinker_plugin.tokens.prompts import flatten
 
@@ -35,21 +34,24 @@ async def play(
     """Run a program; a function decides the policy's answer to each request."""
     sample = Sample(input="Do it.", target="x", id=1)
     task = Task(dataset=[sample], solver=bridged(run), scorer=includes())
-    episode = EpisodeRunner(task, options=EpisodeOptions()).episode(sample)
-    context = CONTEXTS.setdefault(name, DatasetRenderer(renderer(name)))
-    rollout = Rollout(context)
-    try:
-        outcome = await episode.start()
-        while isinstance(outcome, TurnRequest):
-            said = says(outcome)
-            text, ended = said if isinstance(said, tuple) else (said, True)
-            reason = "stop" if ended else "length"
-            output = rollout.answer(outcome, text, stop=ended, stop_reason=reason)
-            outcome = await episode.reply(output)
-    finally:
-        await episode.close()
+    rollout = Rollout(CONTEXTS.setdefault(name, DatasetRenderer(renderer(name))))
+    outcome = await play_out(task, answering(rollout, says))
     assert outcome.error is None, outcome.error.__cause__
     return rollout
+
+
+def answering(
+    rollout: Rollout, says: Callable[[TurnRequest], str | tuple[str, bool]]
+) -> Callable[[TurnRequest], ModelOutput]:
+    """Answer in tokens; a reply beside ``False`` is cut off."""
+
+    def answer(request: TurnRequest) -> ModelOutput:
+        said = says(request)
+        text, ended = said if isinstance(said, tuple) else (said, True)
+        reason = "stop" if ended else "length"
+        return rollout.answer(request, text, stop=ended, stop_reason=reason)
+
+    return answer
 
 
 def script(texts: Sequence[str | tuple[str, bool]]) -> Callable[[TurnRequest], Any]:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from inspect_ai.model import (
     ChatMessage,
-    ChatMessageAssistant,
     ChatMessageSystem,
     ChatMessageTool,
     ChatMessageUser,
@@ -187,34 +186,21 @@ def test_a_missing_stop_token_is_a_cut_whatever_the_sampler_says() -> None:
     assert rollout.tokens.metrics["tokens/truncated_replies"] == 1
 
 
-def edit_reply(messages: list[ChatMessage]) -> None:
-    messages[2].content = "Something else."
+EDITS: dict[str, Callable[[Any], object]] = {
+    "a reply": lambda messages: setattr(messages[2], "content", "Something else."),
+    "arguments": lambda messages: messages[2].tool_calls[0].arguments.update(cmd="rm"),
+    "the prompt": lambda messages: setattr(messages[1], "content", "Find another bug."),
+    "the first dropped": lambda messages: messages.pop(0),
+}
 
 
-def edit_arguments(messages: list[ChatMessage]) -> None:
-    message = messages[2]
-    assert isinstance(message, ChatMessageAssistant)
-    assert message.tool_calls
-    message.tool_calls[0].arguments["cmd"] = "rm"
-
-
-def edit_prompt(messages: list[ChatMessage]) -> None:
-    messages[1].content = "Find another bug."
-
-
-def drop_first(messages: list[ChatMessage]) -> None:
-    del messages[0]
-
-
-@pytest.mark.parametrize("edit", [edit_reply, edit_arguments, edit_prompt, drop_first])
-def test_an_edited_conversation_is_rendered_afresh_and_counted(
-    edit: Callable[[list[ChatMessage]], None],
-) -> None:
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edited_conversation_is_rendered_afresh_and_counted(edit: str) -> None:
     rollout = Rollout(context("qwen3_instruct"), tools=[BASH])
     messages = opening()
     output = rollout.turn(messages, compact_call("ls"))
     messages += [output.message, *tool_results(output, "a.py")]
-    edit(messages)
+    EDITS[edit](messages)
     rollout.turn(messages, "Done.")
     metrics = rollout.tokens.metrics
     assert metrics["tokens/segments"] == 2
@@ -234,18 +220,6 @@ def test_other_tools_make_another_prompt() -> None:
     rollout.turn(messages, "Done.", tools=[BASH, SUBMIT])
     assert len(rollout.data()) == 2
     assert_honest(rollout)
-
-
-def test_messages_built_again_with_new_ids_still_continue() -> None:
-    rollout = Rollout(context("qwen3_instruct"))
-    first = rollout.turn([ChatMessageUser(content="One.")], "Uno.")
-    again: list[ChatMessage] = [
-        ChatMessageUser(content="One."),
-        ChatMessageAssistant(content=first.completion),
-        ChatMessageUser(content="Two."),
-    ]
-    rollout.turn(again, "Dos.")
-    assert len(rollout.data()) == 1
 
 
 def test_interleaved_conversations_each_continue_their_own() -> None:

@@ -15,7 +15,7 @@ from inspect_ai.model import (
     ModelOutput,
     execute_tools,
 )
-from inspect_ai.tool import ToolCall
+from inspect_ai.tool import ToolCall, ToolInfo
 from tests.tokens.conversations import BASH, Rollout, bash, opening
 from tests.tokens.formats import renderer, tokenizer
 
@@ -50,9 +50,19 @@ async def answered(output: ModelOutput) -> ChatMessageTool:
     return message
 
 
-def test_plain_text_is_kept_as_it_is() -> None:
-    output = sampled("  Two\n\nlines. ")
-    assert output.message.content == "  Two\n\nlines. "
+@pytest.mark.parametrize(
+    ("text", "tools"),
+    [
+        ("  Two\n\nlines. ", [BASH]),
+        ("", [BASH]),
+        (f"My tool call is{' ' * 5000}<b>late</b>.", [BASH]),
+        ('Say <tool_call>\n{"name": "bash", "arguments": {}}\n</tool_call>', []),
+    ],
+    ids=["lines", "nothing", "long blanks", "a call without tools on offer"],
+)
+def test_text_is_kept_as_it_is(text: str, tools: list[ToolInfo]) -> None:
+    output = sampled(text, tools=tools)
+    assert (output.message.content, output.message.tool_calls) == (text, None)
     assert (output.stop_reason, output.message.source) == ("stop", "generate")
 
 
@@ -69,13 +79,6 @@ def test_several_calls_have_ids_of_their_own() -> None:
     one = '<tool_call>\n{"name": "bash", "arguments": {"cmd": "ls"}}\n</tool_call>'
     calls = sampled(f"{one}\n{one}").message.tool_calls or []
     assert len({call.id for call in calls}) == 2
-
-
-def test_without_tools_on_offer_a_call_is_text() -> None:
-    text = 'Say <tool_call>\n{"name": "bash", "arguments": {}}\n</tool_call>'
-    output = sampled(text, tools=[])
-    assert output.message.content == text
-    assert output.message.tool_calls is None
 
 
 async def test_arguments_that_are_no_json_are_answered_as_in_an_eval() -> None:
@@ -175,11 +178,6 @@ def test_a_malformed_call_with_long_blanks_does_not_hold_up_the_others(
     assert only_call(output).parse_error is not None
 
 
-def test_long_blanks_beside_no_call_are_text() -> None:
-    text = f"My tool call is{' ' * 5000}<b>late</b>."
-    assert sampled(text).message.content == text
-
-
 @pytest.mark.parametrize(
     "where", ['{"cmd": "a\\ud83db"}', '{"c\\ud83d": 1}', '{"cmd": ["\\udfff"]}']
 )
@@ -259,20 +257,14 @@ def test_reasoning_and_a_call_leave_no_empty_text() -> None:
     assert only_call(output).arguments == {"cmd": "ls"}
 
 
-def test_reasoning_cut_at_the_limit_is_no_answer() -> None:
-    output = sampled("<think>\nThe answer is 42", name="qwen3", stop=False, stop_reason="length")
-    assert output.completion == ""
-    assert output.stop_reason == "max_tokens"
-    assert not isinstance(output.message.content, str)
-    (reasoning,) = output.message.content
-    assert isinstance(reasoning, ContentReasoning)
-    assert reasoning.reasoning == "The answer is 42"
-
-
-@pytest.mark.parametrize("name", ["glm5_3", "deepseekv4_1_keep"])
-def test_reasoning_that_the_prompt_opened_is_no_answer_when_cut(name: str) -> None:
-    output = sampled("The answer is 42", name=name, stop=False, stop_reason="length", tools=[])
-    assert output.completion == ""
+@pytest.mark.parametrize(
+    ("name", "opening"), [("qwen3", "<think>\n"), ("glm5_3", ""), ("deepseekv4_1_keep", "")]
+)
+def test_reasoning_cut_at_the_limit_is_no_answer(name: str, opening: str) -> None:
+    """Whether the policy or the prompt opened it."""
+    text = f"{opening}The answer is 42"
+    output = sampled(text, name=name, stop=False, stop_reason="length", tools=[])
+    assert (output.completion, output.stop_reason) == ("", "max_tokens")
     assert not isinstance(output.message.content, str)
     (reasoning,) = output.message.content
     assert isinstance(reasoning, ContentReasoning)
@@ -329,8 +321,3 @@ def test_a_call_cut_at_the_limit_has_a_parse_error() -> None:
     assert output.stop_reason == "max_tokens"
     assert only_call(output).parse_error
     assert output.message.content == "I look."
-
-
-def test_an_empty_reply_is_an_empty_message() -> None:
-    output = sampled("")
-    assert (output.message.content, output.stop_reason) == ("", "stop")

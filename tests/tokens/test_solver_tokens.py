@@ -22,12 +22,10 @@ from inspect_ai.solver import (
     use_tools,
 )
 from tests.functions import make_solver
-from tests.tokens.conversations import Rollout, bash
+from tests.tokens.conversations import Rollout, bash, play_out
 from tests.tokens.formats import renderer
 
-from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
-from inspect_tinker_plugin.episode.runner import EpisodeRunner
-from inspect_tinker_plugin.options import EpisodeOptions
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer
 
 
@@ -42,15 +40,9 @@ async def play(
     """Run a solver with a scripted policy; the whole script has to be used."""
     sample = Sample(input="Do it.", target="x", id=1)
     task = Task(dataset=[sample], solver=chain, scorer=includes())
-    episode = EpisodeRunner(task, options=EpisodeOptions()).episode(sample)
     rollout = Rollout(DatasetRenderer(renderer(name)))
     script = list(texts)
-    try:
-        outcome = await episode.start()
-        while isinstance(outcome, TurnRequest):
-            outcome = await episode.reply(rollout.answer(outcome, script.pop(0)))
-    finally:
-        await episode.close()
+    outcome = await play_out(task, lambda request: rollout.answer(request, script.pop(0)))
     assert outcome.error is None
     assert not script
     return rollout, outcome

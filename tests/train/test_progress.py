@@ -30,28 +30,40 @@ def read_lines(folder: Path, *rows: dict[str, Any], log: str = "") -> list[str]:
     return lines
 
 
-def test_a_step_is_a_line_with_its_reward(tmp_path: Path) -> None:
-    row = step(2, 0.25, **{"env/all/turns_per_episode": 3.0, "env/all/ac_tokens_per_turn": 41.0})
-    (line,) = read_lines(tmp_path, row)
-    words = " ".join(line.split())
-    assert words == "step 3/9 reward 0.250 turns 3.0 tokens 41 2.0 s"
+MIXED = {"env/all/by_group/frac_mixed": 1.0}
+ROWS: dict[str, tuple[dict[str, float], list[str]]] = {
+    "turns and tokens": (
+        {"env/all/turns_per_episode": 3.0, "env/all/ac_tokens_per_turn": 41.0},
+        ["step 1/9 reward 0.250 turns 3.0 tokens 41 2.0 s"],
+    ),
+    "a test before its step": (
+        {"test/env/all/reward/total": 0.5, "test/env/all/total_episodes": 8},
+        ["test reward 0.500 (8 rollouts)", "step 1/9 reward 0.250 2.0 s"],
+    ),
+    "a further evaluation": (
+        {"eval/gpqa/mean": 0.5},
+        ["evaluation gpqa/mean 0.500", "step 1/9 reward 0.250 2.0 s"],
+    ),
+    "cut replies that a task pays": (
+        {**MIXED, "env/all/stop/max_tokens": 1.0},
+        ["step 1/9 reward 0.250 2.0 s"],
+    ),
+    "what a teacher taught": (
+        {"env/all/by_group/frac_mixed": 0.0, "kl_policy_base": 2.5},
+        ["step 1/9 reward 0.250 2.0 s"],
+    ),
+    "mixed tasks behind their mean": (
+        {"env/a/reward/total": 0.25, "env/pkg/b/reward/total": 0.75},
+        ["step 1/9 reward 0.250 (a 0.250, pkg/b 0.750) 2.0 s"],
+    ),
+}
 
 
-def test_the_test_reward_stands_before_its_step(tmp_path: Path) -> None:
-    test = {"test/env/all/reward/total": 0.5, "test/env/all/total_episodes": 8}
-    lines = read_lines(tmp_path, step(0, 0.25, **test))
-    assert lines[0].strip() == "test reward 0.500 (8 rollouts)"
-    assert len(lines) == 2
-
-
-def test_further_evaluations_have_a_line(tmp_path: Path) -> None:
-    lines = read_lines(tmp_path, step(0, 0.25, **{"eval/gpqa/mean": 0.5}))
-    assert lines[0].strip() == "evaluation gpqa/mean 0.500"
-
-
-def test_cut_replies_that_a_task_pays_are_no_problem(tmp_path: Path) -> None:
-    mixed = {"env/all/by_group/frac_mixed": 1.0, "env/all/stop/max_tokens": 1.0}
-    assert len(read_lines(tmp_path, step(0, 0.25, **mixed))) == 1
+@pytest.mark.parametrize("name", ROWS)
+def test_a_step_is_a_line_with_its_reward(tmp_path: Path, name: str) -> None:
+    row, expected = ROWS[name]
+    lines = read_lines(tmp_path, step(0, 0.25, **row))
+    assert [" ".join(line.split()) for line in lines] == expected
 
 
 def test_errors_are_those_of_the_step(tmp_path: Path) -> None:
@@ -97,17 +109,6 @@ def test_a_step_that_teaches_nothing_says_so(tmp_path: Path) -> None:
         "! no group had different rewards, so nothing was learned (10 steps in a row)",
         "! 100% of replies were cut at 16 tokens (max_tokens) (10 steps in a row)",
     ]
-
-
-def test_a_step_that_a_teacher_taught_is_no_problem(tmp_path: Path) -> None:
-    taught = {"env/all/by_group/frac_mixed": 0.0, "kl_policy_base": 2.5}
-    assert len(read_lines(tmp_path, step(0, 0.5, **taught))) == 1
-
-
-def test_the_rewards_of_mixed_tasks_stand_behind_their_mean(tmp_path: Path) -> None:
-    row = step(0, 0.5, **{"env/a/reward/total": 0.25, "env/pkg/b/reward/total": 0.75})
-    (line,) = read_lines(tmp_path, row)
-    assert "reward 0.500 (a 0.250, pkg/b 0.750)" in " ".join(line.split())
 
 
 # the curve
