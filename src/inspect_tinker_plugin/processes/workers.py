@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -158,6 +159,7 @@ def _end(processes: list[BaseProcess]) -> None:
 
 def _start_worker(loading: str) -> None:
     """Prepare a worker; runs in it before the first call."""
+    warnings.simplefilter("ignore", FutureWarning)  # of libraries, once in each worker
     # A supervisor that stops a service signals all of its processes, not only the parent.
     _signals.install()
     # An idle worker that exits by itself removes its containers first and must be given time.
