@@ -44,14 +44,16 @@ def run(
     cwd: Path | None = None,
     path: Path | None = None,
     version: str | None = None,
+    code: int = 0,
 ) -> str:
-    """Run a program that has to succeed, and return what it prints.
+    """Run a program that has to end as expected, and return what it prints.
 
     Args:
         command: the program and its arguments.
         cwd: the folder that it runs in.
         path: a folder of packages that comes before the installed ones.
         version: what is built is this release, whatever the last tag is.
+        code: its exit code.
     """
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     if path is not None:
@@ -66,7 +68,7 @@ def run(
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
     return done.stdout
 
 

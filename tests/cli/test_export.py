@@ -9,10 +9,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from tests.export.test_pipeline import rows
 
 from inspect_tinker_plugin.cli.main import rl
 
@@ -71,15 +71,6 @@ def export(*args: str) -> Result:
     return CliRunner().invoke(rl, ["export", *args])
 
 
-def rows(folder: Path = Path("out")) -> list[dict[str, Any]]:
-    import pyarrow.parquet
-
-    found: list[dict[str, Any]] = []
-    for path in sorted(folder.glob("*.parquet")):
-        found += pyarrow.parquet.read_table(path).to_pylist()
-    return found
-
-
 def test_the_result_is_told_and_how_to_read_it() -> None:
     result = export("tasks.py@sums", "--output", "out")
     assert result.exit_code == 0
@@ -88,7 +79,7 @@ def test_the_result_is_told_and_how_to_read_it() -> None:
         "Wrote 3 samples of sums to out: 1 parquet file.\n"
         'Read them with datasets.load_dataset("out", split="train").\n'
     )
-    assert [row["prompt"][0]["content"] for row in rows()] == ["1?", "2?", "3?"]
+    assert [row["prompt"][0]["content"] for row in rows(Path("out"))] == ["1?", "2?", "3?"]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +99,7 @@ def test_the_result_is_told_and_how_to_read_it() -> None:
 def test_options_follow_inspect_eval(args: list[str], ids: list[str] | None) -> None:
     result = export("tasks.py@sums", "--output", "out", *args)
     assert result.exit_code == 0, result.output
-    found = [row["id"] for row in rows()]
+    found = [row["id"] for row in rows(Path("out"))]
     if ids is None:
         assert found != sorted(found)
         assert json.loads(Path("out/export.json").read_text())["seed"] == 7
@@ -119,7 +110,7 @@ def test_options_follow_inspect_eval(args: list[str], ids: list[str] | None) -> 
 def test_another_solver_makes_other_prompts() -> None:
     solver = ["--solver", "tasks.py@politely", "-S", "word=now"]
     assert export("tasks.py@sums", "-o", "out", "--limit", "1", *solver).exit_code == 0
-    assert rows()[0]["prompt"][0]["content"] == "1? now"
+    assert rows(Path("out"))[0]["prompt"][0]["content"] == "1? now"
 
 
 def test_a_solver_that_never_asks_the_model_is_one_line() -> None:
@@ -135,7 +126,7 @@ def test_a_sample_that_fails_is_named_and_the_exit_code_says_so() -> None:
     assert "Wrote 2 samples of lame to out: 1 parquet file; 1 could not be exported.\n" in (
         result.stdout
     )
-    assert [row["id"] for row in rows()] == ["1", "3"]
+    assert [row["id"] for row in rows(Path("out"))] == ["1", "3"]
 
 
 def test_the_result_can_be_had_for_other_programs() -> None:

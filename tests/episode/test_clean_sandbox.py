@@ -22,9 +22,9 @@ from inspect_tinker_plugin import (
     Cause,
     EpisodeOptions,
     EpisodeResult,
-    EpisodeRunner,
     clean_sandbox,
 )
+from inspect_tinker_plugin.testing import play_episode
 
 __all__ = ["manager"]  # a fixture
 
@@ -104,14 +104,7 @@ def task(script: str, in_sandbox: Any = "local", **given: Any) -> Task:
 
 
 async def run(task: Task, **options: Any) -> EpisodeResult:
-    runner = EpisodeRunner(task, options=EpisodeOptions(**options), keep_log=True)
-    episode = runner.episode(task.dataset[0])
-    try:
-        result = await episode.start()
-        assert isinstance(result, EpisodeResult)
-        return result
-    finally:
-        await episode.close()
+    return await play_episode(task, [], options=EpisodeOptions(**options))
 
 
 def copied_of(result: EpisodeResult) -> Any:

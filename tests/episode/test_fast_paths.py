@@ -11,7 +11,6 @@ import tracemalloc
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,14 +21,12 @@ from inspect_ai.event import Event, ModelEvent, ToolEvent
 from inspect_ai.log import transcript
 from inspect_ai.model import (
     ModelOutput,
-    ModelUsage,
     get_model,
 )
 from inspect_ai.scorer import Score, Target, match, mean
 from inspect_ai.solver import Generate, TaskState, generate, use_tools
 from openai import AsyncOpenAI
 from tests.functions import make_scorer, make_solver
-from tests.parity.cases import load_corpus
 from tests.rl.policies import Words, renderer
 from tests.tools.runs import add
 from tinker_cookbook.rl.rollouts import do_group_rollout
@@ -39,9 +36,9 @@ from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.episode.fast_paths import SLOW
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
-from inspect_tinker_plugin.testing import submit
-
-CORPUS = {case.id: case for case in load_corpus(Path(__file__).parents[1] / "parity" / "corpus")}
+from inspect_tinker_plugin.testing import Script, call, say, submit
+from inspect_tinker_plugin.testing.replies import Player
+from inspect_tinker_plugin.testing.sides import play
 
 
 @contextmanager
@@ -98,10 +95,6 @@ async def test_the_events_of_a_log_are_the_same_with_the_path_and_without(last: 
     assert fast == slow
 
 
-JUDGED = ModelOutput.from_content("scripted", "so")
-JUDGED.usage = ModelUsage(input_tokens=1, output_tokens=1, total_tokens=2)
-
-
 # who reads the transcript finds it
 
 
@@ -126,13 +119,8 @@ def reading() -> Task:
 
 
 async def answers(runner: EpisodeRunner) -> EpisodeResult:
-    episode = runner.episode(reading().dataset[0])
-    call = ModelOutput.for_tool_call("rl/policy", "add", {"x": 1, "y": 1})
-    await episode.start()
-    await episode.reply(call)
-    result = await episode.reply(ModelOutput.from_content("rl/policy", "two"))
-    assert isinstance(result, EpisodeResult)
-    return result
+    script: Script = [say("", call("add", x=1, y=1)), "two"]
+    return await play(runner, reading().dataset[0], Player(script))
 
 
 async def test_a_scorer_that_reads_the_transcript_finds_what_happened() -> None:
@@ -157,13 +145,8 @@ async def replies(state: TaskState, target: Target) -> Score:
 async def test_the_first_reader_finds_replies_as_they_were() -> None:
     runner = EpisodeRunner(Task(solver=as_solver(react()), scorer=replies()))
     for _ in range(2):
-        episode = runner.episode(Sample(id=1, input="q"))
-        assert isinstance(await episode.start(), TurnRequest)
-        result = await episode.reply(submit("42"))
-        assert isinstance(result, EpisodeResult)
-        assert result.scores is not None
+        result = await play(runner, Sample(id=1, input="q"), Player([submit("42")]))
         assert result.scores["replies"].score.explanation == "[('', '')] 42"
-        await episode.close()
 
 
 async def test_the_first_reader_finds_the_name_that_a_program_asked_for() -> None:
@@ -183,10 +166,7 @@ async def test_the_first_reader_finds_the_name_that_a_program_asked_for() -> Non
     for paths in (nullcontext(), slow_paths()):
         with paths:
             runner = EpisodeRunner(Task(solver=program(), scorer=name()))
-            episode = runner.episode(Sample(id=1, input="?"))
-            await episode.start()
-            result = await episode.reply(ModelOutput.from_content("rl/policy", "so"))
-            assert isinstance(result, EpisodeResult)
+            result = await play(runner, Sample(id=1, input="?"), Player(["so"]))
             assert result.error is None, result.error
             assert result.scores["name"].score.answer == "inspect"
 
@@ -252,14 +232,14 @@ async def edits(state: TaskState, generate: Generate) -> TaskState:
 async def test_who_edits_events_or_options_changes_no_other_call() -> None:
     task = Task(dataset=[Sample(id=1, input="?")], solver=edits())
     runner, asked = EpisodeRunner(task), list[tuple[float | None, int | None]]()
+
+    def reply(request: TurnRequest) -> ModelOutput:
+        asked.append((request.config.temperature, request.config.top_k))
+        return say("so")
+
     for _ in range(2):
-        episode = runner.episode(task.dataset[0])
-        outcome = await episode.start()
-        while isinstance(outcome, TurnRequest):
-            asked.append((outcome.config.temperature, outcome.config.top_k))
-            outcome = await episode.reply(ModelOutput.from_content("m", "so"))
-        assert isinstance(outcome, EpisodeResult)
-        assert [message.text for message in outcome.state.messages] == ["?", "so", "so", "so"]
+        result = await play(runner, task.dataset[0], Player(reply))
+        assert [message.text for message in result.state.messages] == ["?", "so", "so", "so"]
     assert asked == [(None, None), (None, None), (None, 7)] * 2
 
 
@@ -272,11 +252,9 @@ async def sends(state: TaskState, generate: Generate, bodies: list[Any]) -> Task
 
 async def test_options_that_are_equal_in_python_only_are_not_the_same() -> None:
     task = Task(dataset=[Sample(id=1, input="?")], solver=sends([1, True, 1.0]))
-    episode = EpisodeRunner(task).episode(task.dataset[0])
-    outcome, sent = await episode.start(), []
-    while isinstance(outcome, TurnRequest):
-        sent.append(repr(outcome.config.extra_body))
-        outcome = await episode.reply(ModelOutput.from_content("m", "so"))
+    player = Player(["so"] * 3)
+    await play(EpisodeRunner(task), task.dataset[0], player)
+    sent = [repr(each.config.extra_body) for each in player.requests]
     assert sent == ["{'flag': 1}", "{'flag': True}", "{'flag': 1.0}"]
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
@@ -17,6 +16,7 @@ from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import includes
 from tests.packages import install
+from tests.packages import run as run_program
 from tests.rewards.episodes import failed_member, finished, member
 from tests.tools.runs import add, looping, ran, run, tool_texts
 
@@ -426,16 +426,7 @@ def test_plugins_are_listed_as_json() -> None:
     assert data["clashes"] == {}
 
 
-def python(*arguments: str, path: Path, code: int = 0) -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        env={**os.environ, "PYTHONPATH": str(path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == code, done.stderr
-    return done.stdout
+python = partial(run_program, sys.executable)
 
 
 def test_a_broken_plugin_does_not_take_inspect_down(tmp_path: Path) -> None:

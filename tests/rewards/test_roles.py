@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
-from inspect_ai.model import get_model, model_roles
+from inspect_ai.model import get_model
 from inspect_ai.scorer import includes
 from inspect_ai.solver import Generate, Solver, TaskState
 from tests.functions import make_solver
@@ -23,12 +23,6 @@ from inspect_tinker_plugin.testing import load_renderer, scripted_model
 async def asks_a_user(state: TaskState, generate: Generate, /, **arguments: Any) -> TaskState:
     for _ in range(2):
         await get_model(role="user", **arguments).generate("What do you want?")
-    return await generate(state)
-
-
-@make_solver
-async def looks_for_a_user(state: TaskState, generate: Generate) -> TaskState:
-    assert model_roles().get("user") is None
     return await generate(state)
 
 

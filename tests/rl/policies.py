@@ -48,6 +48,9 @@ class Words(TokenCompleter):
 
     lines: Sequence[str | Callable[[str], str]]
     delay_s: float = 0.0
+    first_s: float = 0.0
+    """Seconds for the first reply, on top."""
+
     truncate: frozenset[int] = frozenset()
     prompts: list[list[int]] = field(default_factory=list)
     stops: list[StopCondition] = field(default_factory=list)
@@ -63,8 +66,8 @@ class Words(TokenCompleter):
         turn = len(self.prompts)
         self.prompts.append(prompt)
         self.stops.append(stop)
-        if self.delay_s:
-            await asyncio.sleep(self.delay_s)
+        if delay := self.delay_s + (0.0 if turn else self.first_s):
+            await asyncio.sleep(delay)
         line = self.lines[turn % len(self.lines)]
         text = line(str(tokenizer().decode(prompt))) if callable(line) else line
         cut = turn in self.truncate

@@ -60,12 +60,9 @@ def boxed(**options: Any) -> Any:
     return as_rl_dataset(task, renderer(), group_size=2, max_sandboxes=1, **options)
 
 
-class SlowOnce(Words):
-    """Keeps the first prompt waiting, so that its episode keeps its place."""
-
-    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.delay_s = 30.0 if not self.prompts else 0.0
-        return await super().__call__(*args, **kwargs)
+def slow_once() -> Words:
+    """Keep the first prompt waiting, so that its episode keeps its place."""
+    return Words(["plum"], first_s=30.0)
 
 
 LIMITS = RolloutLimits(rollout_timeout_seconds=2.0)
@@ -74,14 +71,14 @@ LIMITS = RolloutLimits(rollout_timeout_seconds=2.0)
 async def test_a_timeout_while_waiting_for_a_place_is_the_sandboxs_failure() -> None:
     [builder] = boxed(rollout_limits=LIMITS).get_batch(0)
     with pytest.raises(EpisodeError, match="max_sandboxes=1") as raised:
-        await do_group_rollout(builder, SlowOnce(["plum"]))
+        await do_group_rollout(builder, slow_once())
     assert raised.value.cause is Cause.SANDBOX
     assert (raised.value.task, raised.value.sample_id) == ("boxed", "s")
 
 
 async def test_on_error_prices_an_episode_that_got_no_place() -> None:
     [builder] = boxed(rollout_limits=LIMITS, on_error={"sandbox": -1.0}).get_batch(0)
-    group = await do_group_rollout(builder, SlowOnce(["plum"]))
+    group = await do_group_rollout(builder, slow_once())
     assert sorted(group.get_total_rewards()) == [-1.0, 0.0]
     assert sum(m.get("error/sandbox", 0) for m in group.metrics_G) == 1
 

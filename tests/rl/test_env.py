@@ -134,14 +134,6 @@ async def test_a_time_limit_passes_while_the_policy_samples() -> None:
     assert final(trajectory)["limit/time"] == 1.0
 
 
-class SlowAtFirst(Words):
-    """Takes longer for the first reply than who asks for it waits."""
-
-    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.delay_s = 4.0 if not self.prompts else 0.0
-        return await super().__call__(*args, **kwargs)
-
-
 @make_solver
 async def impatient(state: TaskState, generate: Generate) -> TaskState:
     """Asks again after two seconds, as a program does whose client has a time-out."""
@@ -160,7 +152,7 @@ async def trained_texts(task: Task, policy: Words, **options: Any) -> list[str]:
 
 
 async def test_a_reply_that_nobody_waited_for_is_not_trained_on() -> None:
-    policy = SlowAtFirst(["lost", "1"])
+    policy = Words(["lost", "1"], first_s=4.0)
     assert await trained_texts(one(impatient()), policy) == ["1<|im_end|>"]
     late = Words(["1"], delay_s=1.3)
     assert await trained_texts(arithmetic(1), late, time_limit=1) == []

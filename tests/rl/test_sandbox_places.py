@@ -74,6 +74,26 @@ async def test_an_eval_in_the_same_process_does_not_lift_the_bound(tmp_path: Pat
     assert crowd.most == 2
 
 
+async def test_a_cancelled_waiter_gives_its_place_to_the_next() -> None:
+    places = Places()
+    entered: list[str] = []
+
+    async def hold(name: str, gate: asyncio.Event) -> None:
+        async with places.place(1):
+            entered.append(name)
+            await gate.wait()
+
+    async with places.place(1):
+        gate = asyncio.Event()
+        second, third = (asyncio.ensure_future(hold(name, gate)) for name in "bc")
+        await asyncio.sleep(0)
+    second.cancel()  # it has been given the place, and has not run yet
+    gate.set()
+    await asyncio.wait_for(third, 60)
+    assert second.cancelled()
+    assert entered == ["c"]
+
+
 async def test_a_waiter_of_a_loop_that_is_gone_is_passed_over() -> None:
     places = Places()
 

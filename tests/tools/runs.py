@@ -14,12 +14,8 @@ from inspect_ai.tool import Tool, ToolError
 from tests.functions import make_tool
 
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult
-from inspect_tinker_plugin.episode.runner import EpisodeRunner
-from inspect_tinker_plugin.tasks.samples import with_id
-from inspect_tinker_plugin.testing import Script
-from inspect_tinker_plugin.testing.replies import Player
-from inspect_tinker_plugin.testing.sides import play
-from inspect_tinker_plugin.tools import ToolExecutor, ToolFunction, ToolScope, use_tool_executor
+from inspect_tinker_plugin.testing import Script, play_episode
+from inspect_tinker_plugin.tools import ToolExecutor, ToolFunction, ToolScope
 
 ran: list[tuple[Any, ...]] = []
 """The calls that the tools below really carried out; emptied by each test."""
@@ -70,9 +66,7 @@ async def run(
     within: ToolScope | None = None,
 ) -> EpisodeResult:
     """Run the task's first sample with an executor in force."""
-    runner = EpisodeRunner(task, keep_log=True)
-    with use_tool_executor(executor, within or scope()):
-        result = await play(runner, with_id(task.dataset[0], 0), Player(script))
+    result = await play_episode(task, script, tool_executor=executor, scope=within or scope())
     if result.error is not None and result.error.__cause__ is not None:
         raise result.error.__cause__
     return result

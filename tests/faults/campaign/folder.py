@@ -43,17 +43,7 @@ class Folder(SandboxEnvironment):
             environment.as_type(Folder).folder.cleanup()
         await strike_here(Point.SANDBOX_RELEASE)
 
-    async def exec(
-        self,
-        cmd: list[str],
-        input: str | bytes | None = None,
-        cwd: str | None = None,
-        env: dict[str, str] | None = None,
-        user: str | None = None,
-        timeout: int | None = None,
-        timeout_retry: bool = True,
-        concurrency: bool = True,
-    ) -> ExecResult[str]:
+    async def exec(self, cmd: list[str], *args: Any, **kwargs: Any) -> ExecResult[str]:
         if cmd[0] != "cat":  # what Inspect looks for before a solver begins
             return ExecResult(False, 1, "", "")
         await strike_here(Point.SANDBOX_EXEC)
