@@ -31,7 +31,7 @@ from inspect_docker_pool.errors import (
 )
 from inspect_docker_pool.image import Image, Images, check_volumes
 from inspect_docker_pool.lease import Lease, Watch, reap, remove_owned
-from inspect_docker_pool.pool import Pool
+from inspect_docker_pool.pool import Networks, Pool
 from inspect_docker_pool.project import Project
 from inspect_docker_pool.snapshot import Snapshots
 
@@ -60,6 +60,7 @@ class PoolManager:
         self._images = Images(self.engine)
         self._guard = DiskGuard(self.engine, self.owner, self._in_use)
         self.snapshots = Snapshots(self.engine, self.owner, self.acquire, self.known)
+        self._networks = Networks()
         self._pools: dict[str, Pool] = {}
         self._found: dict[ProjectConfig, Future[Pool]] = {}
         """The pools of configurations, now or when their images are there."""
@@ -220,7 +221,7 @@ class PoolManager:
                 raise SandboxEngineError(CLOSED)
             pool = self._pools.get(key)
             if pool is None:
-                pool = Pool(self.engine, config, images, make, self._forget)
+                pool = Pool(self.engine, config, images, self._networks, make, self._forget)
                 pool.rest(sum(p.config.pool.warm for p in self._pools.values()) >= MOST_WARM)
                 self._pools[key] = pool
         return pool

@@ -8,6 +8,7 @@ the engine in the caller's thread.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections import deque
@@ -33,7 +34,7 @@ IDLE_SECONDS = 600.0
 """Idle seconds before a pool removes its warm projects."""
 
 NETWORKS = 24
-"""Networks that a pool's projects may have of their own: engines have addresses for about 30."""
+"""Networks that projects may have of their own: engines have addresses for about 30."""
 
 SPARE_NETWORKS = 5
 """Networks beyond that for callers who exceed bounds."""
@@ -88,6 +89,51 @@ class Waiter:
             self.future.set_exception(error)
 
 
+class Networks:
+    """The networks that an engine has addresses for; pools take turns when there are too few."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken = 0
+        self._queue: deque[Pool] = deque()
+
+    def are_short(self) -> bool:
+        """Return whether callers wait for networks, so that no project shall keep one idle."""
+        return bool(self._queue)
+
+    def take(self, pool: Pool, count: int, *, exceeds: bool = False, queues: bool = True) -> bool:
+        """Take the networks of one project, if there are enough and no other pool is next.
+
+        Args:
+            pool: the pool; it is next when the others had their turn, if it queues.
+            count: how many.
+            exceeds: whether the caller waits for no bound.
+            queues: whether a caller waits.
+        """
+        most = NETWORKS + exceeds * max(SPARE_NETWORKS, count)
+        with self._lock:
+            is_next = exceeds or not self._queue or self._queue[0] is pool
+            if not count or (is_next and self._taken + count <= max(most, count)):
+                self._taken += count
+                if pool in self._queue:
+                    self._queue.remove(pool)
+                return True
+            if queues and pool not in self._queue:
+                self._queue.append(pool)
+            return False
+
+    def give(self, count: int) -> Pool | None:
+        """Give the networks of one project back; return the pool that is next to take some."""
+        with self._lock:
+            self._taken -= count
+            return self._queue[0] if count and self._queue else None
+
+    def leave(self, pool: Pool) -> None:
+        """Take a pool whose callers wait for no networks out of the queue."""
+        with self._lock, contextlib.suppress(ValueError):
+            self._queue.remove(pool)
+
+
 class Pool:
     """The projects of one key: the containers of as many episodes.
 
@@ -95,6 +141,7 @@ class Pool:
         engine: the engine that they run on.
         config: the configuration of the projects.
         images: the images of their services.
+        networks: the networks that its projects share with those of other pools.
         make: describes a new one, from the pool's own image or from a snapshot.
         lost: called when the pool's image is gone from the engine.
     """
@@ -104,12 +151,15 @@ class Pool:
         engine: Engine,
         config: ProjectConfig,
         images: Sequence[Image],
+        networks: Networks,
         make: Callable[[Image | None], Project],
         lost: Callable[[Pool], None] = lambda pool: None,
     ) -> None:
         self.config = config
         self.images = images
         self._engine = engine
+        self._networks = networks
+        self._own = len(config.networks)
         self._make = make
         self._lost = lost
         self._lock = threading.Lock()
@@ -125,11 +175,7 @@ class Pool:
         self._retry_at = 0.0
         self._warm = config.pool.warm
         self._max = config.pool.max
-        self._most: int | None = None  # for callers who exceed bounds
-        if own := len(config.networks):
-            most = max(1, NETWORKS // own)
-            self._max = most if self._max is None else min(self._max, most)
-            self._most = most + max(1, SPARE_NETWORKS // own)
+        self._cut = False  # whether there were too few networks for all that were wanted
         self._floor = 0
         self._resting = False
         self._last_used = float("-inf")
@@ -184,7 +230,8 @@ class Pool:
         while True:
             with self._lock:
                 # Callers that come in the meantime take from the pool.
-                if len(self._idle) >= min(room, self._floor):
+                cut = self._cut and not self._starting
+                if cut or len(self._idle) >= min(room, self._floor):
                     return
                 if self._failures > failures or self._closed:
                     raise self._last_error or SandboxStartError(CLOSED)
@@ -279,7 +326,8 @@ class Pool:
 
     def _warm_now(self) -> int:
         idle_since = time.monotonic() - self._last_used
-        if self._closed or idle_since > IDLE_SECONDS:
+        short = self._own > 0 and self._networks.are_short()
+        if self._closed or short or idle_since > IDLE_SECONDS:
             return 0
         return max(0 if self._resting else self._warm, self._floor)
 
@@ -334,20 +382,30 @@ class Pool:
                 return []
             total, supply = self._total(), self._supply()
             room = _NO_LIMIT if self._max is None else self._max - total
-            beyond = _NO_LIMIT if self._most is None else self._most - total
             starts: list[Waiter | None] = []
             for waiter in self._waiters:
                 if waiter.image is None and supply > 0:
                     supply -= 1
                 elif not waiter.booked:
-                    if len(starts) >= (beyond if waiter.exceeds else room):
-                        break  # nobody overtakes
+                    # Nobody overtakes.
+                    if len(starts) >= room and not waiter.exceeds:
+                        self._networks.leave(self)
+                        break
+                    if not self._networks.take(self, self._own, exceeds=waiter.exceeds):
+                        self._cut = True
+                        break
                     waiter.booked = waiter.image is not None
                     starts.append(waiter if waiter.booked else None)
             else:
+                self._networks.leave(self)
+                self._cut = self._own > 0 and self._networks.are_short()
                 warm = self._warm_now() if time.monotonic() >= self._retry_at else 0
                 refill = min(max(0, warm - supply), room - len(starts))
-                starts.extend([None] * max(0, refill))
+                for _ in range(refill):
+                    if not self._networks.take(self, self._own, queues=False):
+                        self._cut = True
+                        break
+                    starts.append(None)
             self._starting += len(starts)
             self._dedicated += sum(waiter is not None for waiter in starts)
             stuck = any(w.image is not None and not w.booked for w in self._waiters)
@@ -370,6 +428,7 @@ class Pool:
         except RuntimeError:  # the interpreter is shutting down
             with self._lock:
                 self._ended_start(waiter)
+                self._networks.give(self._own)
 
     def _ended_start(self, waiter: Waiter | None) -> None:
         self._starting -= 1
@@ -383,6 +442,7 @@ class Pool:
             if unwanted:
                 self._ended_start(waiter)
         if unwanted:
+            self._give_networks()
             self.pump()
             return
         project = self._make(waiter.image if waiter else None)
@@ -450,6 +510,12 @@ class Pool:
         self.pump()
 
     def _try_removal(self, project: Project) -> None:
-        if not project.remove():
+        if project.remove():
+            self._give_networks()
+        else:
             with self._lock:
                 self._left.append(project)
+
+    def _give_networks(self) -> None:
+        if pool := self._networks.give(self._own):
+            pool.pump()

@@ -16,6 +16,7 @@ from tests.inspect_docker_pool.conftest import SilentEngine, take
 from tests.waiting import until
 
 from inspect_docker_pool import pool as pools
+from inspect_docker_pool import prewarm
 from inspect_docker_pool.compose import parse_config
 from inspect_docker_pool.config import DockerPoolConfig
 from inspect_docker_pool.context import process_metrics
@@ -228,6 +229,33 @@ async def test_containers_with_networks_of_their_own_wait_for_one(
         await asyncio.wait_for(asyncio.shield(waiting), 1)
     first.release()
     (await asyncio.wait_for(waiting, 60)).release()
+
+
+async def test_configurations_with_networks_take_turns(
+    image: str, manager: PoolManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "NETWORKS", 2)
+    paths = [tmp_path / f"{name}.yaml" for name in ("ctf", "web", "own")]
+    for path in paths:
+        path.write_text(
+            f"services: {{default: {{image: {image}, networks: [own], command: sleep 9d, hostname:"
+            f" {path.stem}}}}}\nnetworks: {{own: {{internal: true}}}}\nx-docker-pool: {{warm: 1}}\n"
+        )
+    most, order = 0, []
+
+    async def run(path: Path) -> None:
+        nonlocal most
+        sandbox = await take(str(path))
+        order.append((await sandbox.exec(["hostname"])).stdout.strip())
+        most = max(most, sum(map(len, (p.projects_in_use() for p in manager.pools()))))
+        sandbox.release()
+
+    await prewarm(str(paths[0]), count=9)  # as many as there are networks
+    async with asyncio.timeout(90), asyncio.TaskGroup() as tasks:
+        for path in (*paths[:1] * 9, *paths[1:]):
+            tasks.create_task(run(path))
+    assert most <= 2
+    assert {"web", "own"} < set(order[:9]), "no configuration waits until another has finished"
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["known-image", "first-use"])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -125,17 +126,28 @@ async def test_a_snapshot_that_is_dropped_in_use_goes_with_its_successors(
     assert left_behind(manager.owner.id) == []
 
 
-async def test_a_forked_child_does_not_release_its_parents_sandbox(
-    manager: PoolManager, image: str
-) -> None:
-    config = DockerPoolConfig(image=image, warm=0)
+_FORK = """
+import asyncio, os, sys, time
+from inspect_docker_pool import DockerPoolConfig
+from inspect_docker_pool.environment import DockerPoolSandboxEnvironment as Env
+
+async def main():
+    config = DockerPoolConfig(image="inspect-rl-test/python:1", warm=0)
     sandboxes = await Env.sample_init("test", config, {})
     child = os.fork()
     if child == 0:
-        for each in sandboxes.values():
-            each.as_type(Env).release()
-        time.sleep(2)  # noqa: ASYNC251
+        sandboxes["default"].release()
+        time.sleep(2)
         os._exit(0)
-    await asyncio.to_thread(os.waitpid, child, 0)
-    assert (await sandboxes["default"].exec(["echo", "here"])).stdout == "here\n"
-    await Env.sample_cleanup("test", None, sandboxes, False)
+    os.waitpid(child, 0)
+    print((await sandboxes["default"].exec(["echo", "here"])).stdout)
+
+asyncio.run(main())
+"""
+
+
+def test_a_forked_child_does_not_release_its_parents_sandbox() -> None:
+    parent = subprocess.run(
+        [sys.executable, "-c", _FORK], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert parent.stdout.strip() == "here", parent.stderr
