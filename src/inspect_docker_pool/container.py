@@ -289,11 +289,24 @@ class Container:
             state: dict[str, Any] = self._engine.api.inspect_container(self.id)["State"]
         return state
 
+    def get(self, what: str, *, stream: bool = False, **params: Any) -> Any:
+        """Return the engine's response about the container, in this thread.
+
+        Raises:
+            SandboxEngineError: the engine does not answer, or refuses.
+        """
+        api = self._engine.api
+        url = f"{api.base_url}/v{api.api_version}/containers/{self.id}/{what}"
+        with engine_errors(f"{self.config.source}: {what}", self.id):
+            response = api.get(url, params=params, stream=stream, timeout=api.timeout)
+            response.raise_for_status()
+        return response
+
     def ports(self) -> list[dict[str, Any]]:
         """Describe, as Inspect does, which ports of the engine's host lead here, in this thread."""
         if not self.config.ports:
             return []
-        settings = self._engine.api.inspect_container(self.id)["NetworkSettings"]
+        settings = self.get("json").json()["NetworkSettings"]
         return [
             {
                 "container_port": int(port.partition("/")[0]),

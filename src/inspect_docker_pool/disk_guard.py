@@ -15,10 +15,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from inspect_docker_pool.container import Container
-from inspect_docker_pool.engine import Engine, engine_errors
+from inspect_docker_pool.engine import Engine
 from inspect_docker_pool.errors import SandboxError
 from inspect_docker_pool.lease import Lease
 
@@ -68,7 +67,7 @@ class DiskGuard:
     def _over(self, container: Container, limit: int, processes: dict[str, list[int]]) -> str:
         for _ in range(_ATTEMPTS):
             begun = time.monotonic()
-            facts = self._get(container, "json", size=True).json()
+            facts = container.get("json", size=True).json()
             slow = time.monotonic() - begun > _QUICK_SECONDS
             layer = int(facts.get("SizeRw") or 0)
             if layer >= 0:
@@ -90,7 +89,7 @@ class DiskGuard:
     def _entries(self, container: Container, most: int) -> int:
         """Count the entries of the layer, up to a maximum."""
         count = 0
-        with self._get(container, "changes", stream=True) as response:
+        with container.get("changes", stream=True) as response:
             tail = b""
             for piece in response.iter_content(64 * 1024):
                 text = tail + piece
@@ -111,14 +110,6 @@ class DiskGuard:
             return int(decode_json_header(header)["size"])
         except (OSError, KeyError, docker.errors.DockerException):
             return 0  # no such file
-
-    def _get(self, container: Container, what: str, *, stream: bool = False, **params: Any) -> Any:
-        api = self._engine.api
-        url = f"{api.base_url}/v{api.api_version}/containers/{container.id}/{what}"
-        with engine_errors("disk use", container.id):
-            response = api.get(url, params=params, stream=stream, timeout=api.timeout)
-            response.raise_for_status()
-        return response
 
 
 def _processes() -> dict[str, list[int]]:

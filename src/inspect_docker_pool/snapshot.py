@@ -400,8 +400,7 @@ class Snapshots:
         """
         api, container, tape = self._engine.api, part.project.default, part.tape
         assert tape is not None
-        url = f"{api.base_url}/v{api.api_version}/containers/{container.id}/json"
-        facts = api.get(url, params={"size": True}, timeout=api.timeout).json()
+        facts = container.get("json", size=True).json()
         if any(mount.get("RW") for mount in facts.get("Mounts") or ()):
             raise _Unfaithful("it has a volume, which an image does not hold")
         size = max(int(facts.get("SizeRw") or 0), _LEAST_BYTES)

@@ -227,7 +227,7 @@ class SilentEngine:
             while data := source.recv(65536):
                 if self._deaf.is_set():
                     return
-                begins = data.startswith((b"POST", b"DELETE"))
+                begins = data.startswith((b"GET", b"POST", b"DELETE"))
                 if lost.is_set() or (begins and self.refuses(data)):
                     source.shutdown(socket.SHUT_RDWR)
                     target.shutdown(socket.SHUT_RDWR)

@@ -84,6 +84,37 @@ async def _set_up(config: DockerPoolConfig) -> dict[str, Any]:
     return sandboxes
 
 
+async def test_a_snapshot_that_the_engine_does_not_answer_is_none(
+    silent_engine: SilentEngine, image: str
+) -> None:
+    silent_engine.refuses = lambda request: b"/json?size=" in request
+    sandboxes = await _set_up(DockerPoolConfig(image=image, warm=0, snapshot="always"))
+    assert (await sandboxes["default"].exec(["cat", "/made"])).stdout == "made\n"
+    await Env.sample_cleanup("test", None, sandboxes, False)
+
+
+async def test_ports_that_the_engine_does_not_tell_are_no_connection(
+    silent_engine: SilentEngine, compose_plugin: None, tmp_path: Path
+) -> None:
+    (tmp_path / "compose.yaml").write_text(
+        "services: {default: {image: inspect-rl-test/python:1, command: tail -f /dev/null, "
+        "ports: ['80'], network_mode: bridge}}"
+    )
+    sandboxes = await Env.sample_init("test", str(tmp_path / "compose.yaml"), {})
+    asked: list[bytes] = []
+
+    def refuse(request: bytes) -> bool:
+        if b"/json " in request and b"/containers/inspect-pool" not in request:
+            asked.append(request)
+        return len(asked) == 2  # the first asks whether it runs
+
+    silent_engine.refuses = refuse
+    with pytest.raises(ConnectionError, match="not running"):
+        await sandboxes["default"].connection()
+    assert len(asked) >= 2
+    await Env.sample_cleanup("test", None, sandboxes, False)
+
+
 async def test_a_leader_that_is_cancelled_in_its_snapshot_leaves_no_image(
     manager: PoolManager, left_behind: Owned, image: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
