@@ -60,7 +60,6 @@ async def test_a_case_is_the_same_over_the_wire(case: ParityCase) -> None:
     [rollout] = answer["rollouts"]
     assert rollout["reward"] == own.reward
     assert (rollout["failure"] or {}).get("cause") == (own.failure and own.failure.cause)
-    assert [each["tokens"] for each in rollout["branches"]] == [
-        each.tokens for each in own.branches
-    ]
-    assert [each["mask"] for each in rollout["branches"]] == [each.mask for each in own.branches]
+    for name in ("tokens", "mask", "logprobs"):
+        expected = [getattr(each, name) for each in own.branches]
+        assert [each[name] for each in rollout["branches"]] == expected

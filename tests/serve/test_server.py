@@ -71,7 +71,8 @@ async def test_nemo_gyms_run_gives_a_response_with_tokens(task: Task, lines: lis
     assert [item["generation_token_ids"] for item in carrying] == [each.tokens for each in last]
     assert [item["prompt_token_ids"] for item in carrying] == [each.prompt_tokens for each in last]
     branches = result["response"]["branches"]
-    assert branches[0]["tokens"] == expected.branches[0].tokens
+    for name in ("tokens", "mask", "logprobs"):
+        assert branches[0][name] == getattr(expected.branches[0], name)
 
 
 @pytest.mark.parametrize(
