@@ -156,6 +156,11 @@ def test_what_the_loop_would_stumble_over_is_refused(overrides: list[str], messa
         config(*overrides)
 
 
+def test_a_learning_rate_of_zero_is_not_the_recommended_one() -> None:
+    with pytest.raises(ConfigError, match="--learning-rate must be a number above 0, not 0"):
+        config(learning_rate=0.0)
+
+
 def test_a_penalty_without_a_reference_is_measured_from_the_models_own_weights() -> None:
     made = config("kl_penalty_coef=0.5", "dataset_builder.group_size=1")
     assert made.kl_reference_config.base_model == "/models/tiny"
@@ -190,6 +195,8 @@ def test_a_project_needs_one_of_the_packages_that_the_cookbook_knows(
         ("", {"ray": "toy.py"}, r"not 'toy\.py'.*put --ray last"),
         ("", {"eval_limit": 7}, "--eval-limit needs --eval-task"),
         ("", {"teacher_only": True}, "--teacher-only needs --teacher"),
+        ("", {"scan_limit": 3}, "--scan-limit needs --scan"),
+        ("", {"scan_tokens": 3}, "--scan-tokens needs --scan"),
     ],
     ids=str,
 )

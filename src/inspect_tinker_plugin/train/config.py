@@ -99,6 +99,9 @@ def check_request(request: TrainRequest, *, key: bool = True) -> None:
         ("--eval-arg", request.eval_args, "--eval-task", bool(request.eval_task)),
         ("--eval-limit", request.eval_limit, "--eval-task", bool(request.eval_task)),
         ("--warm-epochs", request.warm_epochs != 1, "--warm-start", request.warm_start is not None),
+        ("--scan-limit", request.scan_limit != 16, "--scan", bool(request.scan)),
+        ("--scan-tokens", request.scan_tokens, "--scan", bool(request.scan)),
+        ("--scan-model", request.scan_model, "--scan", bool(request.scan)),
     ):
         if given and not there:
             raise ConfigError(f"{option} needs {needs}")
@@ -376,7 +379,8 @@ def _fields(request: TrainRequest, model: str) -> dict[str, Any]:
         for name, default in defaults.items()
     }
     steps, renderer = chosen.pop("steps"), _renderer(chosen.pop("renderer"), model)
-    learning_rate = chosen.pop("learning_rate") or _learning_rate(model)
+    if (learning_rate := chosen.pop("learning_rate")) is None:
+        learning_rate = _learning_rate(model)
     of_test = ("test_task", "test_task_args", "test_split", "test_samples", "allow_overlap")
     data = {
         "task": request.task if isinstance(request.task, str) else list(request.task),
