@@ -112,6 +112,7 @@ async def test_ports_that_the_engine_does_not_tell_are_no_connection(
     with pytest.raises(ConnectionError, match="not running"):
         await sandboxes["default"].connection()
     assert len(asked) >= 2
+    silent_engine.refuses = lambda request: False
     await Env.sample_cleanup("test", None, sandboxes, False)
 
 
