@@ -87,7 +87,7 @@ def check_request(request: TrainRequest, *, key: bool = True) -> None:
     for option, given, needs, there in (
         (
             "--teacher-weight",
-            request.teacher_weight != 1.0,
+            request.teacher_weight != TrainRequest.teacher_weight,
             "--teacher",
             request.teacher is not None,
         ),
@@ -98,8 +98,18 @@ def check_request(request: TrainRequest, *, key: bool = True) -> None:
         ("--allow-overlap", request.allow_overlap, "--test-task or --test-split", has_test),
         ("--eval-arg", request.eval_args, "--eval-task", bool(request.eval_task)),
         ("--eval-limit", request.eval_limit, "--eval-task", bool(request.eval_task)),
-        ("--warm-epochs", request.warm_epochs != 1, "--warm-start", request.warm_start is not None),
-        ("--scan-limit", request.scan_limit != 16, "--scan", bool(request.scan)),
+        (
+            "--warm-epochs",
+            request.warm_epochs != TrainRequest.warm_epochs,
+            "--warm-start",
+            request.warm_start is not None,
+        ),
+        (
+            "--scan-limit",
+            request.scan_limit != TrainRequest.scan_limit,
+            "--scan",
+            bool(request.scan),
+        ),
         ("--scan-tokens", request.scan_tokens, "--scan", bool(request.scan)),
         ("--scan-model", request.scan_model, "--scan", bool(request.scan)),
     ):
