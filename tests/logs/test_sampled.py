@@ -11,10 +11,14 @@ from typing import Any
 import pytest
 from inspect_ai.log import read_eval_log
 from tests.logs.rollouts import apart, by_word, dataset, logs_in, samples
-from tests.rl.policies import Words, plain
+from tests.rl.policies import Words, plain, tool_call
+from tests.rl.tasks import adding
 from tinker_cookbook import completers
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.rl.data_processing import assemble_training_data, compute_advantages
+from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy
+from tinker_cookbook.rl.rollout_runner import run_rollout
+from tinker_cookbook.rl.rollout_strategy import RolloutResult, RolloutStrategy
 from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import TrajectoryGroup
 
@@ -71,6 +75,30 @@ def test_datums_of_a_log_are_those_of_the_training(options: dict[str, Any], tmp_
         group.get_total_rewards() for group in played
     ]
     assert datums(read) == datums(played)
+
+
+class Masking(RolloutStrategy):
+    """Runs rollouts whose malformed turns are not trained on."""
+
+    async def execute(self, env_group_builder: Any, policy: Any) -> RolloutResult:
+        envs = await env_group_builder.make_envs()
+        errors = ParseErrorPolicy(max_consecutive=5, mask_error_turns=True)
+        made = [await run_rollout(policy, env, parse_errors=errors) for env in envs]
+        return RolloutResult(trajectories=made, envs=envs, errors=[])
+
+
+def test_turns_that_were_not_trained_on_are_not_in_datums_of_a_log(tmp_path: Path) -> None:
+    (group, *_) = dataset(adding(), tmp_path, batch_size=1, group_size=2).get_batch(0)
+    said = [tool_call("add", "{not json"), "1", tool_call("add", '{"x":1,"y":0}'), "0"]
+    played = asyncio.run(do_group_rollout(group, Unsure(said), Masking()))
+    apart(assemble_pending, tmp_path)
+    read = trajectory_groups(samples(logs_in(tmp_path)[0]))
+    made, _ = datums([played])
+    sampled = [
+        sum(len(step.ac.tokens) for step in each.transitions) for each in played.trajectories_G
+    ]
+    assert sum(made[0]["mask"][1]) < sampled[0]
+    assert datums(read) == datums([played])
 
 
 def test_actions_of_a_log_have_the_ids_that_the_server_gave_them(

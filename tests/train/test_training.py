@@ -179,3 +179,10 @@ def test_a_server_that_dies_ends_the_run_with_its_reason(tmp_path: Path, tiny_mo
     assert run.process.wait(60) == 1
     assert "the local server has ended" in run.terminal
     assert_gone([psutil.Process(each.pid) for each in family if each.is_running()], seconds=5)
+
+
+def test_a_step_without_a_token_to_train_on_says_so(tmp_path: Path, tiny_model: Path) -> None:
+    run = Run.start(tmp_path, tiny_model, *SMALL, "--steps", "1", "--context-window", "10")
+    assert run.process.wait(300) == 1
+    assert "step 1 has nothing to train on: no rollout of its samples (" in run.terminal
+    assert "unexpected" not in run.terminal

@@ -29,7 +29,7 @@ from inspect_tinker_plugin.contracts.wording import spelt_out
 from inspect_tinker_plugin.logs.staging import GroupSlot
 
 if TYPE_CHECKING:
-    from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup
+    from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup, Transition
 
 SAMPLED_KEY = "inspect_rl_sampled"
 """Key of a record's store under which the sampled tokens are."""
@@ -247,17 +247,25 @@ def sampled(trajectory: Trajectory, reward: float) -> dict[str, Any] | None:
                 **{name: value for name in _OF_SERVER if (value := getattr(action, name, None))},
                 "reward": transition.reward,
                 "episode_done": transition.episode_done,
+                **({"masked": True} if action.tokens and is_masked(transition) else {}),
             }
         )
         before = [*prompt, *action.tokens]
     return {"steps": steps, "reward": reward, "stop_reason": trajectory.stop_reason}
 
 
+def is_masked(transition: Transition) -> bool:
+    """Whether a step has no sampled token that is trained on."""
+    from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY
+
+    return not transition.ac.tokens or PARSE_ERROR_MASKED_METRIC_KEY in transition.metrics
+
+
 def trajectory(record: EvalSample) -> Trajectory | None:
     """Make the trajectory of a logged rollout again; ``None`` when the log does not keep it."""
     import tinker
     from tinker_cookbook.completers import TokensWithLogprobs
-    from tinker_cookbook.rl.types import Trajectory, Transition
+    from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY, Trajectory, Transition
 
     kept = record.store.get(SAMPLED_KEY)
     if not isinstance(kept, Mapping):
@@ -276,6 +284,7 @@ def trajectory(record: EvalSample) -> Trajectory | None:
                 ac=TokensWithLogprobs(tokens, logprobs, step["stop_reason"], **said),
                 reward=step["reward"],
                 episode_done=step["episode_done"],
+                metrics={PARSE_ERROR_MASKED_METRIC_KEY: 1.0} if step.get("masked") else {},
             )
         )
         before = [*prompt, *tokens]

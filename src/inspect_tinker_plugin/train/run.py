@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 import chz
 from filelock import FileLock, Timeout
+from inspect_ai.log import read_eval_log
 from tinker_cookbook.rl import train as cookbook
 from tinker_cookbook.rl.rollouts import set_rollout_executor
 
-from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.contracts.errors import ConfigError, InspectRLError
 from inspect_tinker_plugin.contracts.policy import TOKENIZER_FOLDER
 from inspect_tinker_plugin.contracts.wording import counted
-from inspect_tinker_plugin.logs import assemble_pending
+from inspect_tinker_plugin.logs import RolloutStatus, assemble_pending, figures
+from inspect_tinker_plugin.logs.rollout import is_masked, trajectory
 from inspect_tinker_plugin.processes.workers import stopped_like_ctrl_c
 from inspect_tinker_plugin.rl.mixture import MixedTask
 from inspect_tinker_plugin.rl.models import context_window, require_server, require_weights
@@ -39,6 +41,7 @@ from inspect_tinker_plugin.train.history import (
     check_same_run,
     last_checkpoint,
     last_weights,
+    read_logs,
     read_steps,
     record_run,
 )
@@ -273,12 +276,37 @@ async def _imitate_train_test(run: Run, executor: Executor | None) -> None:
             if isinstance(using := phase.rollout_error_tolerance, UseFinished):
                 groups = counted(len(using.logs), "group")
                 say(f"{groups} of step {using.step + 1} had ended before, and are used again")
-            await cookbook.main(phase)
+            try:
+                await cookbook.main(phase)
+            except (AssertionError, ValueError) as error:
+                if problem := await asyncio.to_thread(_nothing_to_train_on, run.request.log_dir):
+                    raise InspectRLError(problem) from error
+                raise
             done = end
         if not run.tested:
             await test_last_weights(config, run.steps)
     finally:
         set_rollout_executor(None)
+
+
+def _nothing_to_train_on(log_dir: Path) -> str | None:
+    """Say that no rollout of the last step has a token to train on: the loop cannot take that."""
+    assemble_pending(log_dir / ROLLOUT_LOGS)
+    logs = read_logs(log_dir, ROLLOUT_LOGS)
+    step = max((log.batch for log in logs if log.batch is not None), default=-1)
+    paths = [log.path for log in logs if log.batch == step]
+    records = [each for path in paths for each in read_eval_log(str(log_dir / path)).samples or []]
+    graded = [each for each in records if figures(each).get("status") == RolloutStatus.GRADED]
+    made = [trajectory(each) for each in graded]
+    if not made or any(each is None or not all(map(is_masked, each.transitions)) for each in made):
+        return None
+    ids = ", ".join(dict.fromkeys(str(record.id) for record in records))
+    return (
+        f"step {step + 1} has nothing to train on: no rollout of its samples ({ids:.200}) has a "
+        "sampled token that counts. Prompts that are longer than the context window "
+        "(--context-window) have none, nor have solvers that never ask the model. Leave these "
+        "samples out, or make batches larger (--batch-size)."
+    )
 
 
 def _require_weights(run: Run) -> None:
