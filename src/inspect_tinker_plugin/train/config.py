@@ -18,7 +18,6 @@ from chz.blueprint import (
     MissingBlueprintArg,
 )
 from tinker_cookbook.exceptions import TinkerCookbookError
-from tinker_cookbook.hyperparam_utils import get_lr
 from tinker_cookbook.rl import train
 from tinker_cookbook.utils.ml_log import dump_config
 
@@ -437,6 +436,8 @@ def _renderer(name: str | None, model: str) -> str:
 
 
 def _learning_rate(model: str) -> float:
+    from tinker_cookbook.hyperparam_utils import get_lr  # takes more than a second
+
     try:
         return float(get_lr(model))
     except Exception as error:
