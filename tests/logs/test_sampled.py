@@ -16,6 +16,7 @@ from tests.rl.tasks import adding
 from tinker_cookbook import completers
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.rl.data_processing import assemble_training_data, compute_advantages
+from tinker_cookbook.rl.metric_util import compute_trajectory_metrics
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy
 from tinker_cookbook.rl.rollout_runner import run_rollout
 from tinker_cookbook.rl.rollout_strategy import RolloutResult, RolloutStrategy
@@ -87,7 +88,9 @@ class Masking(RolloutStrategy):
         return RolloutResult(trajectories=made, envs=envs, errors=[])
 
 
-def test_turns_that_were_not_trained_on_are_not_in_datums_of_a_log(tmp_path: Path) -> None:
+def test_metrics_of_turns_are_in_a_log_with_the_mask_of_those_not_trained_on(
+    tmp_path: Path,
+) -> None:
     (group, *_) = dataset(adding(), tmp_path, batch_size=1, group_size=2).get_batch(0)
     said = [tool_call("add", "{not json"), "1", tool_call("add", '{"x":1,"y":0}'), "0"]
     played = asyncio.run(do_group_rollout(group, Unsure(said), Masking()))
@@ -99,6 +102,9 @@ def test_turns_that_were_not_trained_on_are_not_in_datums_of_a_log(tmp_path: Pat
     ]
     assert sum(made[0]["mask"][1]) < sampled[0]
     assert datums(read) == datums([played])
+    first, again = (compute_trajectory_metrics(each, [[]]) for each in ([played], read))
+    assert first == again
+    assert {"env/all/tools/calls", "env/all/parse_error"} < first.keys()
 
 
 def test_actions_of_a_log_have_the_ids_that_the_server_gave_them(

@@ -247,11 +247,20 @@ def sampled(trajectory: Trajectory, reward: float) -> dict[str, Any] | None:
                 **{name: value for name in _OF_SERVER if (value := getattr(action, name, None))},
                 "reward": transition.reward,
                 "episode_done": transition.episode_done,
-                **({"masked": True} if action.tokens and is_masked(transition) else {}),
+                "metrics": _of_step(transition, last=transition is trajectory.transitions[-1]),
             }
         )
         before = [*prompt, *action.tokens]
     return {"steps": steps, "reward": reward, "stop_reason": trajectory.stop_reason}
+
+
+def _of_step(transition: Transition, *, last: bool) -> Metrics:
+    """Return a step's metrics; of the last only its mask, as its others are the rollout's."""
+    if not last:
+        return transition.metrics
+    from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY as MASK
+
+    return {MASK: transition.metrics[MASK]} if MASK in transition.metrics else {}
 
 
 def is_masked(transition: Transition) -> bool:
@@ -265,7 +274,7 @@ def trajectory(record: EvalSample) -> Trajectory | None:
     """Make the trajectory of a logged rollout again; ``None`` when the log does not keep it."""
     import tinker
     from tinker_cookbook.completers import TokensWithLogprobs
-    from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY, Trajectory, Transition
+    from tinker_cookbook.rl.types import Trajectory, Transition
 
     kept = record.store.get(SAMPLED_KEY)
     if not isinstance(kept, Mapping):
@@ -284,7 +293,7 @@ def trajectory(record: EvalSample) -> Trajectory | None:
                 ac=TokensWithLogprobs(tokens, logprobs, step["stop_reason"], **said),
                 reward=step["reward"],
                 episode_done=step["episode_done"],
-                metrics={PARSE_ERROR_MASKED_METRIC_KEY: 1.0} if step.get("masked") else {},
+                metrics=dict(step["metrics"]),
             )
         )
         before = [*prompt, *tokens]
