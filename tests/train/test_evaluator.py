@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from inspect_ai.log import list_eval_logs, read_eval_log
 from tests.evaluate.test_provider import Client
+from tinker_cookbook.checkpoint_utils import CHECKPOINTS_BASE_NAME
 
 from inspect_tinker_plugin.evaluate.overlap import TrainingRecord
 from inspect_tinker_plugin.tasks.reference import resolve_task
 from inspect_tinker_plugin.tasks.samples import sample_hash
 from inspect_tinker_plugin.testing import tokenizer_path
-from inspect_tinker_plugin.train.data import EvalTasksBuilder
+from inspect_tinker_plugin.train.data import EvalTasksBuilder, EvaluatorBuilder
 
 TASKS = """
 from inspect_ai import Task, task
@@ -43,9 +44,13 @@ def both(bad=""):
 
 
 async def evaluate(folder: Path, **changes: Any) -> tuple[dict[str, float], Client]:
-    (folder / "tasks.py").write_text(TASKS)
     client: Any = Client()
-    builder = EvalTasksBuilder(
+    return await builder(folder, **changes)()(client), client
+
+
+def builder(folder: Path, **changes: Any) -> EvalTasksBuilder:
+    (folder / "tasks.py").write_text(TASKS)
+    return EvalTasksBuilder(
         tasks=[f"{folder}/tasks.py@fruit", f"{folder}/tasks.py@both"],
         model_name=str(tokenizer_path()),
         renderer_name="qwen3_instruct",
@@ -55,7 +60,6 @@ async def evaluate(folder: Path, **changes: Any) -> tuple[dict[str, float], Clie
         log_dir=str(folder / "logs"),
         **changes,
     )
-    return await builder()(client), client
 
 
 async def test_figures_have_the_names_of_tasks_and_scorers(tmp_path: Path) -> None:
@@ -80,8 +84,35 @@ async def test_their_logs_say_which_samples_were_trained_on(tmp_path: Path) -> N
     [sample, _] = resolve_task(f"{tmp_path}/tasks.py@fruit").task.dataset
     TrainingRecord(tmp_path, 0).add(0, {sample_hash(sample): "plum"})
     await evaluate(tmp_path, run=str(tmp_path), limit=1)
-    logs = [read_eval_log(each) for each in list_eval_logs(str(tmp_path / "logs"))]
-    assert {log.eval.task: log.metadata["trained_on"]["ids"] for log in logs} == {
+    assert {log.eval.task: log.metadata["trained_on"]["ids"] for log in logs_in(tmp_path)} == {
         "fruit": ["plum"],
         "both": [1],
     }
+
+
+def logs_in(folder: Path) -> list[Any]:
+    return [read_eval_log(each) for each in list_eval_logs(str(folder / "logs"))]
+
+
+async def test_each_step_has_one_log_that_names_it_also_if_the_run_was_killed(
+    tmp_path: Path,
+) -> None:
+    client: Any = Client()
+    TrainingRecord(tmp_path, 0)
+    made = EvaluatorBuilder(builder=builder(tmp_path, run=str(tmp_path), eval_every=2))
+    whole = made()
+    for _ in range(3):
+        await whole(client)
+    (tmp_path / CHECKPOINTS_BASE_NAME).write_text('{"name": "1", "batch": 1, "state_path": "p"}\n')
+    await made()(client)
+    assert steps_of(tmp_path) == {0: str(tokenizer_path()), 2: f"{tmp_path}@2"}, "killed at step 1"
+    (tmp_path / CHECKPOINTS_BASE_NAME).write_text('{"name": "3", "batch": 3, "state_path": "p"}\n')
+    await made.at_every_step()()(client)
+    assert steps_of(tmp_path).keys() == {0, 2, 3}, "the last weights"
+
+
+def steps_of(folder: Path) -> dict[int, str]:
+    logs = [log.eval for log in logs_in(folder) if log.eval.task == "fruit"]
+    models = {log.metadata["policy_step"]: log.model.removeprefix("tinker/") for log in logs}
+    assert len(models) == len(logs)
+    return models

@@ -157,3 +157,12 @@ def test_a_row_of_a_killed_scan_is_left_out(tmp_path: Path) -> None:
     row = {"log": "a.eval", "step": 3, "scan/x": 1.0}
     (tmp_path / "scans.jsonl").write_text(json.dumps(row) + '\n{"log": "b.ev')
     assert read_scans(tmp_path) == {3: {"scan/x": 1.0}}
+
+
+def test_a_step_that_is_done_again_has_the_scans_of_its_last_log_of_each_task(
+    tmp_path: Path,
+) -> None:
+    rows = [("09_a-batch-000003_y", 0.5), ("08_a-batch-000003_x", 1.0), ("09_b-batch-000003_z", 0)]
+    lines = [json.dumps({"log": f"{log}.eval", "step": 3, "scan/x": x}) for log, x in rows]
+    (tmp_path / "scans.jsonl").write_text("\n".join(lines))
+    assert read_scans(tmp_path) == {3: {"scan/x": 0.25}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +11,14 @@ from typing import Any
 import pytest
 from tests.export.logged_runs import evaluated, run_export, sums
 from tests.train.runs import Run, Started, rows, steps, toy_request
+from tinker_cookbook.rl import train as cookbook
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.export.options import Choice
+from inspect_tinker_plugin.train import strategies
+from inspect_tinker_plugin.train.history import record_run
 from inspect_tinker_plugin.train.imitation import imitated
-from inspect_tinker_plugin.train.run import train
+from inspect_tinker_plugin.train.run import _imitate_train_test, plan_run, train
 
 pytestmark = [pytest.mark.local]
 
@@ -84,6 +88,30 @@ def test_a_run_is_not_continued_with_other_data(tmp_path: Path) -> None:
     edited(data, lambda row: row["messages"][-1].update(content="other words"))
     with pytest.raises(ConfigError, match="holds a run with data to imitate"):
         train(toy_request(tmp_path / "run", warm_start=str(data)))
+
+
+def test_a_continued_run_has_the_same_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, folder, configs = export(tmp_path), tmp_path / "run", []
+
+    async def begin(config: Any) -> None:
+        configs.append(config)
+
+    monkeypatch.setattr(cookbook, "main", begin)
+    (folder / "imitation").mkdir(parents=True)
+    row = '{"name": "final", "batch": 2, "state_path": "tinker://imitated"}\n'
+    (folder / "imitation" / "checkpoints.jsonl").write_text(row)
+    request = toy_request(folder, warm_start=str(data), steps=3)
+    for batch in (0, 1):
+        run = plan_run(request, models=folder)
+        record_run(folder, run.identity())
+        assert (run.done is None) == (batch == 0)
+        asyncio.run(_imitate_train_test(run, None))
+        checkpoint = '{"name": "1", "batch": 1, "state_path": "tinker://1"}\n'
+        (folder / "checkpoints.jsonl").write_text(checkpoint)
+    assert [each.load_checkpoint_path for each in configs] == ["tinker://imitated"] * 2
+    assert strategies._digest(configs[0]) == strategies._digest(configs[1]), "groups are used again"
 
 
 @pytest.mark.slow

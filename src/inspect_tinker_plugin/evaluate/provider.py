@@ -330,7 +330,9 @@ def _tinker_provider() -> type[ModelAPI]:
 def connected_model(connection: Connection, config: GenerateConfig) -> Model:
     """Make a model of the provider over a connection that is there already."""
     make: Callable[..., ModelAPI] = _tinker_provider
-    api = make(connection.source.name, config=config, connection=connection)
+    source = connection.source
+    name = f"{source.run}@{source.step}" if source.step else source.name
+    api = make(name, config=config, connection=connection)
     return Model(api, config)
 
 

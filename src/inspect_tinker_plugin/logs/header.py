@@ -158,13 +158,17 @@ def _trainers_epoch(attempt: Attempt, shared: dict[str, Any]) -> int | None:
     return before + attempt.number + (attempt.batch < begun_at)
 
 
-def _evaluated_at(attempt: Attempt, shared: dict[str, Any], every: int) -> int | None:
-    """Return the step before which a test set was rolled out; ``None`` if that is not known.
+def evaluated_at(first_step: int, number: int, every: int) -> int | None:
+    """Return the step before which a trainer evaluates; ``None`` if that is not known.
 
-    A trainer evaluates when its step is a multiple of ``every``, from its first one on.
+    It does when its step is a multiple of ``every``, from its first one on.
+
+    Args:
+        first_step: The trainer's first step; not 0 in a resumed run.
+        number: How many evaluations there were since then.
+        every: Steps between evaluations; 0 if they are not known.
     """
-    first: int = shared.get("first_step", 0)
-    return (-(-first // every) + attempt.number) * every if every else None
+    return (-(-first_step // every) + number) * every if every else None
 
 
 def batch_log(
@@ -178,7 +182,7 @@ def batch_log(
     epoch = _trainers_epoch(attempt, shared)
     step = None
     if (every := shared.get("asked_every")) is not None:
-        step = _evaluated_at(attempt, shared, every)
+        step = evaluated_at(shared.get("first_step", 0), attempt.number, every)
     elif epoch is not None and attempt.batch is not None:
         step = epoch * shared.get("batches", 0) + attempt.batch
     for sample in samples:

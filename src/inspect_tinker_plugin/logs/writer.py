@@ -260,7 +260,7 @@ def _assemble_attempt(run: LogRun, attempt: Attempt) -> Path | None:
     if log.status == "success":
         done = (log.eval.metadata or {})["policy_step"]
         names = f"*_{_batch_name(log, attempt)}_*.eval"
-        _remove_before(run, spec, names, lambda step, _: step == done)
+        remove_before(run.log_dir, spec, names, lambda step, _: step == done)
     return location
 
 
@@ -282,18 +282,18 @@ def remove_undone(run: LogRun, elsewhere: Collection[str]) -> None:
     def is_undone(step: int, other: EvalLog) -> bool:
         return step > first and other.eval.run_id not in elsewhere
 
-    _remove_before(run, spec, f"*_{_task_name(spec.task)}-batch-*_*.eval", is_undone)
+    remove_before(run.log_dir, spec, f"*_{_task_name(spec.task)}-batch-*_*.eval", is_undone)
 
 
-def _remove_before(
-    run: LogRun, spec: EvalSpec, names: str, choose: Callable[[int, EvalLog], bool]
+def remove_before(
+    log_dir: Path, spec: EvalSpec, names: str, choose: Callable[[int, EvalLog], bool]
 ) -> None:
     """Remove chosen logs of earlier runs of the same training, of steps that are known."""
     about = spec.metadata or {}
     if about.get("training") is None:
         return
     begun = datetime.fromisoformat(spec.created)
-    for path in run.log_dir.glob(names):
+    for path in log_dir.glob(names):
         try:
             other = read_eval_log(str(path), header_only=True)
         except Exception as error:  # a damaged log is somebody else's to look at
@@ -304,9 +304,9 @@ def _remove_before(
             other.eval.task == spec.task
             and other.eval.run_id != spec.run_id
             and known.get("training") == about["training"]
-            and (known.get("asked_every") is None) == (about["asked_every"] is None)
+            and (known.get("asked_every") is None) == (about.get("asked_every") is None)
             and isinstance(step := known.get("policy_step"), int)
-            and datetime.fromisoformat(other.eval.created) < begun
+            and datetime.fromisoformat(other.eval.created) <= begun
             and choose(step, other)
         ):
             path.unlink(missing_ok=True)

@@ -257,6 +257,7 @@ def _evaluations(request: TrainRequest, config: Any) -> list[EvalTasksBuilder]:
             context_window=config.dataset_builder.dataset_options().context_window,
             base_url=config.base_url,
             run=str(request.log_dir),
+            eval_every=config.dataset_builder.eval_every,
         )
     ]
 

@@ -28,13 +28,15 @@ from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.evaluate.overlap import RecordedDataset, TrainingRecord
 from inspect_tinker_plugin.evaluate.provider import connected_model
 from inspect_tinker_plugin.evaluate.source import Connection, Source, find_window
+from inspect_tinker_plugin.logs.header import evaluated_at
+from inspect_tinker_plugin.logs.writer import remove_before
 from inspect_tinker_plugin.options import Selection
 from inspect_tinker_plugin.processes.workers import freeze_memory_once
 from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset, prepare_task
 from inspect_tinker_plugin.rl.mixture import InspectRLMixture, plan_mixture
 from inspect_tinker_plugin.rl.models import make_renderer
-from inspect_tinker_plugin.rl.task_handle import log_folder, resumed_at
+from inspect_tinker_plugin.rl.task_handle import log_folder, resumed_at, training_id
 from inspect_tinker_plugin.tasks.reference import resolve_task
 from inspect_tinker_plugin.tasks.samples import (
     SelectedSamples,
@@ -258,6 +260,12 @@ class EvaluatorBuilder:
 
     builder: Callable[[], SamplingClientEvaluator]
 
+    def at_every_step(self) -> EvaluatorBuilder:
+        """Return the builder for a trainer that evaluates now, whatever its step is."""
+        if not isinstance(self.builder, EvalTasksBuilder):
+            return self
+        return chz.replace(self, builder=chz.replace(self.builder, eval_every=1))
+
     def __call__(self) -> SamplingClientEvaluator:
         """Build the evaluator."""
         return _NamedEvaluator(self.builder())
@@ -287,7 +295,7 @@ async def test_last_weights(config: Any, steps: int) -> None:
         return
     client = tinker.ServiceClient(base_url=config.base_url)
     sampler = await client.create_sampling_client(model_path=weights)
-    evaluators = [builder() for builder in config.evaluator_builders]
+    evaluators = [each.at_every_step()() for each in config.evaluator_builders]
     if dataset is not None:
         strategy = config.effective_rollout_strategy()
         test = RLTestSetEvaluator(dataset, max_tokens=config.max_tokens, strategy=strategy)
@@ -322,6 +330,9 @@ class EvalTasksBuilder:
     base_url: str | None = chz.field(default=None, doc="Tinker API server, if not the hosted one.")
     run: str | None = chz.field(default=None, doc="Folder of the run, which says its samples.")
     log_dir: str | None = chz.field(default=None, doc="Folder of the logs.")
+    eval_every: int = chz.field(
+        default=0, doc="Steps between evaluations, for the logs; 0 if they are not known."
+    )
 
     def __call__(self) -> SamplingClientEvaluator:
         """Build the evaluator."""
@@ -333,16 +344,23 @@ class EvalTasks(SamplingClientEvaluator):
 
     def __init__(self, config: EvalTasksBuilder) -> None:
         self._config = config
+        self._first_step = resumed_at(Path(config.run)) if config.run else 0
+        self._done = 0
 
     async def __call__(self, sampling_client: tinker.SamplingClient) -> dict[str, float]:
         """Run the tasks with some weights.
+
+        Logs that the run has left of this step and later ones are removed: it does them again.
 
         Returns:
             By ``task/metric``, or by ``task/scorer/metric`` where a task has several scorers, the
             metrics; and the samples that failed, if any, as ``task/failed``.
         """
         config = self._config
-        connection = await asyncio.to_thread(self._connect, sampling_client)
+        step = evaluated_at(self._first_step, self._done, config.eval_every)
+        self._done += 1
+        connection = await asyncio.to_thread(self._connect, sampling_client, step)
+        known = {} if config.run is None else {"training": training_id(Path(config.run))}
         logs = await eval_async(
             config.tasks,
             task_args=config.task_args,
@@ -351,10 +369,16 @@ class EvalTasks(SamplingClientEvaluator):
             log_dir=config.log_dir,
             log_realtime=False,
             fail_on_error=False,
+            metadata={**known, "policy_step": step},
         )
+        for log in logs if step is not None else ():
+            folder = Path(log.location).parent
+            await asyncio.to_thread(
+                remove_before, folder, log.eval, "*.eval", lambda earlier, _: earlier >= step
+            )
         return {name: value for log in logs for name, value in _figures(log)}
 
-    def _connect(self, sampler: tinker.SamplingClient) -> Connection:
+    def _connect(self, sampler: tinker.SamplingClient, step: int | None) -> Connection:
         config = self._config
         source = Source(
             base_model=config.model_name,
@@ -364,6 +388,7 @@ class EvalTasks(SamplingClientEvaluator):
             max_tokens=config.max_tokens,
             temperature=config.temperature,
             run=None if config.run is None else Path(config.run),
+            step=step or None,  # what is sampled from before the first one may be imitated
         )
         renderer = make_renderer(source.renderer, model=source.base_model)
         window = find_window(source, source.base_url)

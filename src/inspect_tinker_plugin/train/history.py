@@ -115,13 +115,20 @@ def read_steps(log_dir: Path) -> dict[int, dict[str, Any]]:
 
 
 def read_scans(log_dir: Path) -> dict[int, dict[str, Any]]:
-    """Return the figures of scans by step; of several tasks' logs the means of each step."""
-    rows: dict[int, dict[str, list[float]]] = {}
-    for row in read_rows(log_dir / SCANS):
+    """Return the figures of scans by step; of several tasks' logs the means of each step.
+
+    A step that was done again has the figures of its last log alone.
+    """
+    last: dict[tuple[int, str], Row] = {}
+    for row in sorted(read_rows(log_dir / SCANS), key=lambda row: str(row.get("log"))):
         if isinstance(step := row.get("step"), int):
-            for name in row:
-                if name.startswith("scan/") and (value := number(row, name)) is not None:
-                    rows.setdefault(step, {}).setdefault(name, []).append(value)
+            batch = str(row.get("log")).partition("_")[2].rpartition("_")[0]
+            last[step, batch] = row
+    rows: dict[int, dict[str, list[float]]] = {}
+    for (step, _), row in last.items():
+        for name in row:
+            if name.startswith("scan/") and (value := number(row, name)) is not None:
+                rows.setdefault(step, {}).setdefault(name, []).append(value)
     return {step: {name: fmean(v) for name, v in row.items()} for step, row in rows.items()}
 
 

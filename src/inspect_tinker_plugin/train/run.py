@@ -45,7 +45,7 @@ from inspect_tinker_plugin.train.history import (
     read_steps,
     record_run,
 )
-from inspect_tinker_plugin.train.imitation import WarmStart
+from inspect_tinker_plugin.train.imitation import WarmStart, imitated
 from inspect_tinker_plugin.train.progress import show_progress
 from inspect_tinker_plugin.train.report import write_report
 from inspect_tinker_plugin.train.request import TrainRequest
@@ -265,9 +265,12 @@ async def _imitate_train_test(run: Run, executor: Executor | None) -> None:
     # Not given to the cookbook's loop, which would shut it down at its end.
     set_rollout_executor(executor)
     try:
-        if run.warm is not None and run.done is None:
-            checkpoint = await run.warm.imitate(config, say)
-            config = chz.replace(config, load_checkpoint_path=checkpoint)
+        if run.warm is not None:
+            if run.done is None:
+                start = await run.warm.imitate(config, say)
+            else:  # not loaded, but one of the things that its episodes depend on
+                start = imitated(run.request.log_dir)
+            config = chz.replace(config, load_checkpoint_path=start)
         done = run.done or 0
         for phase in split_phases(config, run.request):
             if (end := min(phase.max_steps or run.steps, run.steps)) <= done:
