@@ -231,11 +231,13 @@ def test_a_judge_that_cannot_work_is_refused(expression: str) -> None:
 async def test_a_group_of_a_dataset_is_ranked_by_the_model_of_a_role(tmp_path: Path) -> None:
     task = Task(name="words", dataset=[Sample(input="A word?", target="owl")], scorer=includes())
     words = iter(["a", "aa", "aaa"])
+    options: dict[str, Any] = {"group_size": 3, "group_reward": "ranking(model='grader')"}
+    with pytest.raises(ConfigError, match="asks the model role 'grader', which is not set"):
+        await rewards_of(task, lambda request: next(words), **options)
     rewards = await rewards_of(
         task,
         lambda request: next(words),
-        group_size=3,
-        group_reward="ranking(model='grader')",
+        **options,
         model_roles={"grader": Judge().model},
         log_dir=tmp_path,
     )

@@ -59,6 +59,18 @@ def test_what_cannot_work_is_refused(changes: dict[str, Any], says: str, tmp_pat
         train(train_again)
 
 
+def test_a_refused_request_leaves_no_folder(tmp_path: Path) -> None:
+    request = toy_request(tmp_path / "run", model=None)
+    with pytest.raises(ConfigError, match="at least 2"):
+        train(replace(request, group_size=1))
+    assert not request.log_dir.exists()
+    with pytest.raises(Started):
+        train(request)
+    with pytest.raises(ConfigError, match="at least 2"):
+        train(replace(request, group_size=1))
+    assert (request.log_dir / "tiny-model").is_dir(), "it was there before"
+
+
 def test_a_run_that_is_done_says_so(tmp_path: Path) -> None:
     said: list[str] = []
     with pytest.raises(Started):
@@ -78,7 +90,7 @@ def test_a_run_that_is_done_says_so(tmp_path: Path) -> None:
 
 
 def test_the_last_weights_are_tested_when_an_interruption_left_that_out(tmp_path: Path) -> None:
-    split = toy_request(tmp_path, test_split="4")
+    split = toy_request(tmp_path, test_split="4", task=str(TOY))
     with pytest.raises(Started):
         train(split)
     (tmp_path / "checkpoints.jsonl").write_text(
@@ -95,7 +107,8 @@ def test_the_last_weights_are_tested_when_an_interruption_left_that_out(tmp_path
     assert "--model tinker://c" in result.try_it
     assert result.try_it.endswith(f"--local {tmp_path}")
     assert result.evaluate_it is not None
-    assert result.evaluate_it.endswith(f"--model tinker/{tmp_path}")
+    # Inspect takes no absolute path without @task
+    assert result.evaluate_it == f"inspect eval {TOY}@letters --model tinker/{tmp_path}"
 
 
 def test_there_is_no_last_checkpoint_before_the_first(tmp_path: Path) -> None:

@@ -63,11 +63,11 @@ def test_overrides_reach_everything() -> None:
 
 
 def test_tasks_to_evaluate_are_sampled_as_the_training_samples() -> None:
-    letters = "example_tasks/toy.py@letters"
-    made = config("temperature=0.5", eval_task=[letters], eval_limit=7, max_tokens=10)
+    file = str(Path("example_tasks/toy.py").absolute())  # Inspect takes none without @task
+    made = config("temperature=0.5", eval_task=[file], eval_limit=7, max_tokens=10)
     (evaluator,) = made.evaluator_builders
     builder = evaluator.builder
-    assert (builder.tasks, builder.limit, builder.max_tokens) == ([letters], 7, 10)
+    assert (builder.tasks, builder.limit, builder.max_tokens) == ([f"{file}@letters"], 7, 10)
     assert (builder.temperature, builder.renderer_name) == (0.5, "qwen3_instruct")
     assert builder.log_dir == str(REQUEST.log_dir / "evaluations")
     with pytest.raises(ConfigError, match="other"):

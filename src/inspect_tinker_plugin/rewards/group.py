@@ -325,6 +325,11 @@ class Ranking:
         if self.max_cost is not None and "/" in str(self.model):
             self._require_price(str(self.model))
 
+    @property
+    def role(self) -> str | None:
+        """The model role that names the judge, unless it is a model."""
+        return self.model if isinstance(self.model, str) and "/" not in self.model else None
+
     async def __call__(self, members: Sequence[GroupMember]) -> list[Reward | None]:
         results = {index: result for index, (result, _) in _compared(members).items()}
         said = {index: result.state.output.completion for index, result in results.items()}
@@ -352,8 +357,7 @@ class Ranking:
 
     async def _ask(self, comparison: Comparison, *, cache: bool) -> tuple[ModelOutput, bool]:
         """Return an answer of the judge, and whether it came from the cache."""
-        named = isinstance(self.model, str) and "/" not in self.model
-        judge = get_model(role=str(self.model), required=True) if named else get_model(self.model)
+        judge = get_model(role=self.role, required=True) if self.role else get_model(self.model)
         if self.max_cost is not None:
             self._require_price(str(judge))
         with self._spending.totals() as spent:

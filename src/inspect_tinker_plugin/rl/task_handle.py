@@ -29,6 +29,7 @@ from inspect_tinker_plugin.rewards import (
     resolve_group_reward,
     resolve_reward,
 )
+from inspect_tinker_plugin.rewards.group import Ranking
 from inspect_tinker_plugin.rl.ending import RewardRules
 from inspect_tinker_plugin.rl.hooks import (
     LiveRollouts,
@@ -145,7 +146,6 @@ class TaskHandle:
         options = self.options
         task = with_plugin_scorers(self._resolve())
         sandbox = choose_sandbox(options.sandbox)
-        group_reward = options.group_reward
         context = DatasetRenderer(self.renderer)
         runner = EpisodeRunner(
             task,
@@ -161,7 +161,7 @@ class TaskHandle:
             runner=runner,
             context=context,
             outcomes=RewardRules(self._resolve_reward(runner), ErrorPolicy.of(options.on_error)),
-            group_reward=None if group_reward is None else resolve_group_reward(group_reward),
+            group_reward=self._resolve_group_reward(runner),
             executor=resolve_tool_executor(options.tool_executor),
             observers=episode_observers(task),
             live=LiveRollouts.of(self.run_folder),
@@ -181,6 +181,19 @@ class TaskHandle:
                     f"sentinel has {', '.join(map(repr, watching)) or 'no monitor'}"
                 )
         return resolve_reward(MonitorPenalty(reward.aggregator, weights=penalties))
+
+    def _resolve_group_reward(self, runner: EpisodeRunner) -> ResolvedGroupReward | None:
+        if self.options.group_reward is None:
+            return None
+        resolved = resolve_group_reward(self.options.group_reward)
+        role = resolved.aggregator.role if isinstance(resolved.aggregator, Ranking) else None
+        if role is not None and role not in runner.prepared.model_roles:
+            raise RewardError(
+                f"task {runner.prepared.name!r}: {resolved.name} asks the model role {role!r}, "
+                f"which is not set: model_roles={{{role!r}: 'provider/model'}}, or --model-role "
+                f"{role}=provider/model"
+            )
+        return resolved
 
     def _resolve(self) -> Task:
         if self._task is None:

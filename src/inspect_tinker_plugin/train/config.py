@@ -241,14 +241,13 @@ def build_config(request: TrainRequest, *, model: str) -> Any:
 
 def _evaluations(request: TrainRequest, config: Any) -> list[EvalTasksBuilder]:
     """Return what evaluates the tasks of ``--eval-task``, if there are any."""
-    for task in request.eval_task:
-        resolve_task(task, dict(request.eval_args))
-    if not request.eval_task:
+    arguments = dict(request.eval_args)
+    if not (refs := [resolve_task(task, arguments).ref for task in request.eval_task]):
         return []
     return [
         EvalTasksBuilder(
-            tasks=list(request.eval_task),
-            task_args=dict(request.eval_args),
+            tasks=[ref.spec for ref in refs if ref is not None],
+            task_args=arguments,
             limit=request.eval_limit,
             model_name=config.model_name,
             renderer_name=config.renderer_name,

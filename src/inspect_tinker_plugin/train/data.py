@@ -371,11 +371,8 @@ class EvalTasks(SamplingClientEvaluator):
             fail_on_error=False,
             metadata={**known, "policy_step": step},
         )
-        for log in logs if step is not None else ():
-            folder = Path(log.location).parent
-            await asyncio.to_thread(
-                remove_before, folder, log.eval, "*.eval", lambda earlier, _: earlier >= step
-            )
+        if step is not None:
+            await asyncio.to_thread(_forget_earlier, logs, step)
         return {name: value for log in logs for name, value in _figures(log)}
 
     def _connect(self, sampler: tinker.SamplingClient, step: int | None) -> Connection:
@@ -393,6 +390,12 @@ class EvalTasks(SamplingClientEvaluator):
         renderer = make_renderer(source.renderer, model=source.base_model)
         window = find_window(source, source.base_url)
         return Connection(source=source, sampler=sampler, renderer=renderer, window=window)
+
+
+def _forget_earlier(logs: Iterable[EvalLog], step: int) -> None:
+    for log in logs:
+        folder = Path(log.location).parent
+        remove_before(folder, log.eval, "*.eval", lambda earlier, _: earlier >= step)
 
 
 def _figures(log: EvalLog) -> Iterator[tuple[str, float]]:

@@ -125,9 +125,9 @@ def read_scans(log_dir: Path) -> dict[int, dict[str, Any]]:
             batch = str(row.get("log")).partition("_")[2].rpartition("_")[0]
             last[step, batch] = row
     rows: dict[int, dict[str, list[float]]] = {}
-    for (step, _), row in last.items():
-        for name in row:
-            if name.startswith("scan/") and (value := number(row, name)) is not None:
+    for (step, _), scanned in last.items():
+        for name in scanned:
+            if name.startswith("scan/") and (value := number(scanned, name)) is not None:
                 rows.setdefault(step, {}).setdefault(name, []).append(value)
     return {step: {name: fmean(v) for name, v in row.items()} for step, row in rows.items()}
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import shlex
+import shutil
 import sys
 import time
 import warnings
@@ -30,6 +32,7 @@ from inspect_tinker_plugin.logs.rollout import is_masked, trajectory
 from inspect_tinker_plugin.processes.workers import stopped_like_ctrl_c
 from inspect_tinker_plugin.rl.mixture import MixedTask
 from inspect_tinker_plugin.rl.models import context_window, require_server, require_weights
+from inspect_tinker_plugin.tasks.reference import TaskRef
 from inspect_tinker_plugin.train.config import build_config, check_request, split_phases
 from inspect_tinker_plugin.train.data import test_last_weights
 from inspect_tinker_plugin.train.history import (
@@ -57,6 +60,9 @@ if TYPE_CHECKING:
     from tinker_local import LocalServer
 
 _MOST_AT_ONCE = 64
+
+TINY_MODEL = "tiny-model"
+"""Folder of the model that ``--local`` makes, in the run's folder."""
 
 
 class InterruptedRun(Exception):
@@ -101,7 +107,8 @@ def train(request: TrainRequest) -> TrainResult:
     log_dir = request.log_dir.expanduser().absolute()
     request = replace(request, log_dir=log_dir)
     # Everything that can be refused is refused before the folder is touched or a server started.
-    run = plan_run(request, models=log_dir)
+    with _nothing_left(log_dir):
+        run = plan_run(request, models=log_dir)
     with _alone_in(log_dir):
         record_run(log_dir, run.identity())
         if run.trained and run.tested:
@@ -116,6 +123,20 @@ def train(request: TrainRequest) -> TrainResult:
     try_it = None if weights is None else _rollout_command(request, run.config, weights)
     evaluate_it = None if weights is None else _evaluation_command(request, run.config)
     return TrainResult(log_dir, log_dir / REPORT, read_steps(log_dir), weights, try_it, evaluate_it)
+
+
+@contextmanager
+def _nothing_left(log_dir: Path) -> Iterator[None]:
+    """Remove the folder that a refused request has made for its tiny model."""
+    new = not log_dir.exists()
+    try:
+        yield
+    except BaseException:
+        if new:
+            shutil.rmtree(log_dir / TINY_MODEL, ignore_errors=True)
+            with contextlib.suppress(OSError):  # another command has begun there
+                log_dir.rmdir()
+        raise
 
 
 @contextmanager
@@ -218,7 +239,7 @@ def _model(request: TrainRequest, models: Path) -> str:
     if request.model is None:
         from tinker_local import make_tiny_model
 
-        return str(make_tiny_model(models / "tiny-model", tokenizer=TOKENIZER_FOLDER))
+        return str(make_tiny_model(models / TINY_MODEL, tokenizer=TOKENIZER_FOLDER))
     return str(Path(request.model).expanduser().absolute())
 
 
@@ -266,10 +287,9 @@ async def _imitate_train_test(run: Run, executor: Executor | None) -> None:
     set_rollout_executor(executor)
     try:
         if run.warm is not None:
+            start = imitated(run.request.log_dir)  # its episodes depend on it, done or not
             if run.done is None:
                 start = await run.warm.imitate(config, say)
-            else:  # not loaded, but one of the things that its episodes depend on
-                start = imitated(run.request.log_dir)
             config = chz.replace(config, load_checkpoint_path=start)
         done = run.done or 0
         for phase in split_phases(config, run.request):
@@ -358,7 +378,10 @@ def _evaluation_command(request: TrainRequest, config: Any) -> str:
 
 
 def _task_words(task: MixedTask) -> list[str]:
-    words = [str(task.task)]
+    name = str(task.task)
+    words = [
+        TaskRef.parse(name).spec if os.path.isabs(name) else name
+    ]  # `inspect eval` wants @task
     for name, value in (task.task_args or {}).items():
         words += ["-T", f"{name}={json.dumps(value) if not isinstance(value, str) else value}"]
     return words
