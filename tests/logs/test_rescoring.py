@@ -122,6 +122,18 @@ def test_a_group_reward_can_be_left_out_again(tmp_path: Path) -> None:
     assert seen(again) == seen(log)
 
 
+def test_the_penalties_of_monitors_stay(tmp_path: Path) -> None:
+    pytest.importorskip("inspect_sentinel")
+    from example_tasks.loophole import first_half
+
+    options: dict[str, Any] = {"sentinel": [first_half()], "monitor_penalty": {"first_half": -0.5}}
+    log = rolled(by_word(), tmp_path / "old", **options)
+    new, _ = rescored(log, tmp_path / "new")
+    assert seen(new) == seen(log)
+    assert headers(new) == headers(log)
+    assert any(each["metrics"]["reward/monitors_penalty"] for each in seen(new))
+
+
 judge_is_there = False
 asked: list[str] = []
 

@@ -20,6 +20,7 @@ from inspect_tinker_plugin.logs.header import add_rewards, count_errors, eval_re
 from inspect_tinker_plugin.logs.regrading import Failed, LogRewards, expected_scores
 from inspect_tinker_plugin.logs.rollout import own_scores
 from inspect_tinker_plugin.rewards import (
+    MonitorPenalty,
     ResolvedGroupReward,
     ResolvedReward,
     resolve_group_reward,
@@ -122,6 +123,8 @@ async def rescore(
             advance(size)
             continue
         log = await asyncio.to_thread(read_eval_log, str(source))
+        if penalties := (log.eval.metadata or {}).get("monitor_penalty"):
+            reward = resolve_reward(MonitorPenalty(reward.aggregator, weights=penalties))
         work = LogRewards(log, reward, group_reward, how.failed, how.roles)
         with with_roles({**_judges(log), **how.roles}), spend_in(how.output):
             await work.compute(advance)

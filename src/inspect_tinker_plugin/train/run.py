@@ -116,7 +116,8 @@ def train(request: TrainRequest) -> TrainResult:
                 f"this run is already done: {log_dir} has the checkpoint of step {run.done}; ask "
                 "for more with --steps, or choose another --log-dir"
             )
-            _finish_logs(log_dir)
+            with watchable(log_dir):  # removes what a killed command has left
+                _finish_logs(log_dir)
         else:
             _train(run)
     weights = last_weights(log_dir)
