@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,10 +11,11 @@ from typing import Any
 
 import pytest
 from tests.train.runs import TOY, Started, toy_request
+from tinker_cookbook.rl import train as cookbook
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.train.history import last_checkpoint
-from inspect_tinker_plugin.train.run import train
+from inspect_tinker_plugin.train.run import _imitate_train_test, plan_run, train
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("no_server")]
 
@@ -57,6 +59,24 @@ def test_what_cannot_work_is_refused(changes: dict[str, Any], says: str, tmp_pat
     train_again = toy_request(tmp_path / "run")
     with pytest.raises(Started):
         train(train_again)
+
+
+def test_steps_that_the_asynchronous_loop_leaves_out_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def loop(config: Any) -> None:
+        rows = ['{"step": 0, "env/all/reward/total": 0.5}', '{"step": 2, "test/x": 1}']
+        (tmp_path / "metrics.jsonl").write_text("\n".join(rows))
+
+    monkeypatch.setattr(cookbook, "main", loop)
+    said: list[str] = []
+    options = ("async_config.max_steps_off_policy=1", "async_config.groups_per_batch=2")
+    for overrides in ((), options):
+        request = toy_request(tmp_path, steps=3, overrides=overrides, say=said.append)
+        asyncio.run(_imitate_train_test(plan_run(request, models=tmp_path), None))
+        (tmp_path / "metrics.jsonl").unlink()
+    (line,) = said
+    assert line.startswith("2 of 3 steps not done")
 
 
 def test_a_refused_request_leaves_no_folder(tmp_path: Path) -> None:

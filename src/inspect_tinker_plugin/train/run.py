@@ -26,7 +26,7 @@ from tinker_cookbook.rl.rollouts import set_rollout_executor
 
 from inspect_tinker_plugin.contracts.errors import ConfigError, InspectRLError
 from inspect_tinker_plugin.contracts.policy import TOKENIZER_FOLDER
-from inspect_tinker_plugin.contracts.wording import counted
+from inspect_tinker_plugin.contracts.wording import counted, part_of
 from inspect_tinker_plugin.logs import RolloutStatus, assemble_pending, figures
 from inspect_tinker_plugin.logs.rollout import is_masked, trajectory
 from inspect_tinker_plugin.processes.workers import stopped_like_ctrl_c
@@ -38,12 +38,14 @@ from inspect_tinker_plugin.train.data import test_last_weights
 from inspect_tinker_plugin.train.history import (
     EVALUATION,
     REPORT,
+    REWARD,
     ROLLOUT_LOGS,
     TEST,
     TEST_LOGS,
     check_same_run,
     last_checkpoint,
     last_weights,
+    number,
     read_logs,
     read_steps,
     record_run,
@@ -306,10 +308,22 @@ async def _imitate_train_test(run: Run, executor: Executor | None) -> None:
                     raise InspectRLError(problem) from error
                 raise
             done = end
+            if phase.async_config is not None and (left := _untrained(run.request.log_dir, end)):
+                say(
+                    f"{part_of(left, end, 'step')} not done: once every sample is taken, the "
+                    "asynchronous loop throws away groups that are more than "
+                    f"{counted(phase.async_config.max_steps_off_policy, 'step')} old "
+                    "(async_config.max_steps_off_policy)"
+                )
         if not run.tested:
             await test_last_weights(config, run.steps)
     finally:
         set_rollout_executor(None)
+
+
+def _untrained(log_dir: Path, steps: int) -> int:
+    """Return how many steps of a finished loop are missing."""
+    return steps - sum(number(row, REWARD) is not None for row in read_steps(log_dir).values())
 
 
 def _nothing_to_train_on(log_dir: Path) -> str | None:
