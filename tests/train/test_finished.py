@@ -123,6 +123,13 @@ def test_stopped_again_before_it_is_done_it_still_has_all(tmp_path: Path) -> Non
     assert len(logs_after(tmp_path)) == 1
 
 
+def test_groups_that_have_sampled_nothing_run_again(tmp_path: Path) -> None:
+    over_window: dict[str, Any] = {"options": {"context_window": 2}}
+    (group,) = play_some(tmp_path, 0, **over_window)
+    assert not any(each.ac.tokens for t in group.trajectories_G for each in t.transitions)
+    assert taken(resume(config_of(tmp_path, **over_window), 0)) == []
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -28,6 +28,7 @@ from inspect_tinker_plugin.contracts.errors import ConfigError, InspectRLError
 from inspect_tinker_plugin.contracts.policy import TOKENIZER_FOLDER
 from inspect_tinker_plugin.contracts.wording import counted, part_of
 from inspect_tinker_plugin.logs import RolloutStatus, assemble_pending, figures
+from inspect_tinker_plugin.logs.header import count_errors
 from inspect_tinker_plugin.logs.rollout import is_masked, trajectory
 from inspect_tinker_plugin.processes.workers import stopped_like_ctrl_c
 from inspect_tinker_plugin.rl.mixture import MixedTask
@@ -338,9 +339,11 @@ def _nothing_to_train_on(log_dir: Path) -> str | None:
     if not made or any(each is None or not all(map(is_masked, each.transitions)) for each in made):
         return None
     ids = ", ".join(dict.fromkeys(str(record.id) for record in records))
+    causes = ", ".join(f"{cause}: {count}" for cause, count in count_errors(records).items())
+    failed = f" ({causes} failed, at the price of --on-error)" if causes else ""
     return (
         f"step {step + 1} has nothing to train on: no rollout of its samples ({ids:.200}) has a "
-        "sampled token that counts. Prompts that are longer than the context window "
+        f"sampled token that counts{failed}. Prompts that are longer than the context window "
         "(--context-window) have none, nor have solvers that never ask the model. Leave these "
         "samples out, or make batches larger (--batch-size)."
     )

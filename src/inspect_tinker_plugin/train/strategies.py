@@ -117,7 +117,8 @@ def find_finished(run: Path, step: int, since: datetime) -> dict[str, str]:
         for log in logs
         if log.begun >= since
         for seen in map(figures, log.samples)
-        if seen.get("status") == RolloutStatus.GRADED
+        # Where all failed before they sampled, an engine may have been down, and be back.
+        if seen.get("status") == RolloutStatus.GRADED and (seen.get("tokens") or {}).get("sampled")
     }
 
 
