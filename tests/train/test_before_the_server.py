@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import logging
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,7 +17,7 @@ from tinker_cookbook.rl import train as cookbook
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.train.history import last_checkpoint
-from inspect_tinker_plugin.train.run import _imitate_train_test, plan_run, train
+from inspect_tinker_plugin.train.run import _console, _imitate_train_test, plan_run, train
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("no_server")]
 
@@ -77,6 +79,18 @@ def test_steps_that_the_asynchronous_loop_leaves_out_are_said(
         (tmp_path / "metrics.jsonl").unlink()
     (line,) = said
     assert line.startswith("2 of 3 steps not done")
+
+
+def test_warnings_after_a_training_do_not_go_to_its_closed_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with _console(tmp_path / "console.log"):
+        logging.getLogger().addHandler(handler := logging.StreamHandler())
+    logging.getLogger().warning("something is left")
+    logging.getLogger().removeHandler(handler)
+    assert terminal.getvalue() == "something is left\n"
 
 
 def test_a_refused_request_leaves_no_folder(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import shlex
 import shutil
@@ -440,6 +441,7 @@ def _finish_logs(log_dir: Path) -> None:
 @contextmanager
 def _console(path: Path) -> Iterator[None]:
     """Send what the cookbook prints to a file: its log on stderr, tables and bars."""
+    terminal = sys.stderr
     with (
         path.open("a", encoding="utf-8", buffering=1) as file,
         contextlib.redirect_stderr(file),
@@ -447,4 +449,10 @@ def _console(path: Path) -> Iterator[None]:
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore", FutureWarning)
-        yield
+        try:
+            yield
+        finally:  # the cookbook leaves its handler, and sandboxes may warn at the process's end
+            for handler in logging.getLogger().handlers:
+                if isinstance(handler, logging.StreamHandler) and handler.stream is file:
+                    handler.setStream(terminal)
+                    handler.setLevel(logging.WARNING)
