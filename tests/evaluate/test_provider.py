@@ -257,6 +257,10 @@ def test_a_run_tells_how_its_weights_are_sampled(tmp_path: Path) -> None:
     assert (base.weights, base.base_model) == (None, "Qwen/Qwen3-8B")
     (run / "local-server").mkdir()
     assert find_source(str(run)).local, "no key is needed"
+    moved = {"model": str(tmp_path / "before" / "tiny-model"), "renderer": "qwen3"}
+    (run / "run.json").write_text(json.dumps(moved))
+    with pytest.raises(ConfigError, match="a local run cannot be moved"):
+        find_source(str(run))
 
 
 async def test_newer_weights_of_a_run_are_not_answered_from_the_cache_of_older_ones(

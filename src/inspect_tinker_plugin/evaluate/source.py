@@ -112,8 +112,13 @@ def read_run(run: Path, step: str = "", *, base_url: str | None = None) -> Sourc
     if not {"model", "renderer"} <= identity.keys():
         raise ConfigError(f"{run / RUN_FILE} does not name the model and renderer of a run")
     local = base_url is None and (run / "local-server").is_dir()
+    model = str(identity["model"])
+    if local and os.path.isabs(model) and not os.path.isdir(model):
+        raise ConfigError(
+            f"the model of the run {run} is not at {model}: a local run cannot be moved"
+        )
     source = Source(
-        base_model=str(identity["model"]),
+        base_model=model,
         renderer=str(identity["renderer"]),
         context_window=(config.get("dataset_builder") or {}).get("context_window"),
         base_url=base_url if local or base_url else config.get("base_url"),
