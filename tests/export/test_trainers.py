@@ -18,7 +18,9 @@ from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ChatMessage, ChatMessageAssistant, ChatMessageUser, ModelOutput
 from inspect_ai.scorer import includes
+from inspect_ai.solver import generate, use_tools
 from tests.export.logged_runs import (
+    add,
     agent,
     as_said,
     evaluated,
@@ -196,6 +198,25 @@ def test_verl_is_not_given_what_it_would_read_otherwise(
         run_export(plain, tmp_path / "out", layout="verl")
     with pytest.raises(ExportError, match="verl reads tools as Arrow structs"):
         run_export(tooled, tmp_path / "out", layout="verl")
+
+
+@pytest.mark.parametrize("form", ["sft", "preference"])
+def test_trl_is_not_given_integers_that_its_columns_cannot_hold(form: Form, tmp_path: Path) -> None:
+    def adds(request: TurnRequest) -> Any:
+        question, last = request.messages[0].text, request.messages[-1]
+        if last.role == "tool":
+            return say(str(next(scores)))
+        return say("", call("add", a=int(question.partition(" ")[0]), b=2**64 - 1))
+
+    scores = iter([1, 1, 0, 0])
+    samples = [Sample(id=n, input=f"{n} + 1") for n in (2, 2**64)]
+    task = Task(dataset=samples, solver=[use_tools(add()), generate()], scorer=as_said(), epochs=2)
+    evaluated(task, adds, tmp_path / "logs", max_samples=1)
+    report = run_export(tmp_path / "logs", tmp_path / "out", Choice(form=form), layout="trl")
+    assert {failure.id.partition(" ")[0] for failure in report.failures} == {str(2**64)}
+    assert all("integers of 64 bits" in failure.reason for failure in report.failures)
+    said = loaded(tmp_path / "out")[0]["completion" if form == "sft" else "chosen"]
+    assert said[0]["tool_calls"][0]["function"]["arguments"] == {"a": 2, "b": 2**64 - 1}
 
 
 # TRL

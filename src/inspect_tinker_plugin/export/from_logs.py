@@ -185,11 +185,11 @@ class _LogExport:
             failed |= {e for e, run in zip(pair, (better, worse), strict=True) if run is None}
             if better is None or worse is None:
                 continue
-            row = self._pair(better, worse)
-            if row is None:
-                self._left_out["pairs without a common prompt"] += 1
-                continue
             try:
+                row = self._pair(better, worse)
+                if row is None:
+                    self._left_out["pairs without a common prompt"] += 1
+                    continue
                 require_text(row)
             except ExportError as error:
                 failures.append(self._failure(better.entry, error))

@@ -333,8 +333,20 @@ def _call(call: Mapping[str, Any], layout: Layout) -> Mapping[str, Any]:
     if layout == "verifiers":
         return {"id": call["id"], "type": call["type"], **function}
     if layout == "trl":  # chat templates want arguments as objects
-        return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
+        arguments = json.loads(function["arguments"], parse_int=_integer)
+        return {**call, "function": {**function, "arguments": arguments}}
     return call
+
+
+def _integer(text: str) -> int:
+    """Read an integer that ``datasets`` can read too: others would make its row a string."""
+    number = int(text)
+    if not -(2**63) <= number < 2**64:
+        raise ExportError(
+            f"a tool call has the argument {text:.30}, and trl's columns hold integers of 64 bits; "
+            "--layout chat has arguments as text."
+        )
+    return number
 
 
 def _tools(tools: str) -> str | None:
