@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
+import zipfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 from inspect_ai import Task
 from inspect_ai import eval as inspect_eval
+from inspect_ai._util.logger import _warned  # private: a warning is given once per process
 from inspect_ai.log import EvalLog
 from inspect_ai.scorer import Score, Target, accuracy
 from inspect_ai.solver import TaskState, generate
@@ -266,9 +269,22 @@ def test_a_log_without_rewards_and_its_own_folder_are_refused(tmp_path: Path) ->
         asyncio.run(rescore([other], Rescoring(output=tmp_path)))
 
 
+def test_a_log_whose_samples_are_damaged_is_named(tmp_path: Path) -> None:
+    log = Path(rolled(by_word(), tmp_path / "old").location.removeprefix("file://"))
+    with zipfile.ZipFile(log) as parts:
+        place = next(i.header_offset for i in parts.infolist() if i.filename.startswith("samples/"))
+    content = bytearray(log.read_bytes())
+    content[place + 120 : place + 180] = bytes(60)
+    log.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"{re.escape(log.name)} cannot be read"):
+        asyncio.run(rescore([str(log)], Rescoring(output=tmp_path / "new")))
+    assert list((tmp_path / "new").iterdir()) == []
+
+
 def test_the_command_says_what_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rolled(with_judge(), tmp_path / "old", ASKED, on_error=-1.0)
     options = ["rescore", str(tmp_path / "old"), "-o", str(tmp_path / "new"), "--failed"]
+    _warned.clear()
     with pytest.raises(SystemExit) as left:
         apart(lambda: rl(options, standalone_mode=False))
     assert left.value.code == 3
@@ -276,4 +292,5 @@ def test_the_command_says_what_failed(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "sample s0, epoch 2: the scorers needs_judge were run again and failed" in said.err
     assert "1 log" in said.out
     assert "0 rewards computed, scorers of 2 rollouts run again; 2 failed." in said.out
+    assert not [warning for warning in _warned if "Headline" in warning]
     assert len(logs_in(tmp_path / "new")) == 1

@@ -182,7 +182,7 @@ class LogRewards:
             }
         )
         log = self.log.model_copy(update={"samples": [sample], "results": None, "reductions": None})
-        log.eval = log.eval.model_copy()
+        log.eval = log.eval.model_copy(update={"headline_metric": None})  # the reward is not scored
         asked = score_async(
             log,
             [scorers[name] for name in missing],

@@ -122,7 +122,7 @@ async def rescore(
             done.earlier += 1
             advance(size)
             continue
-        log = await asyncio.to_thread(read_eval_log, str(source))
+        log = await asyncio.to_thread(_read, source)
         if penalties := (log.eval.metadata or {}).get("monitor_penalty"):
             reward = resolve_reward(MonitorPenalty(reward.aggregator, weights=penalties))
         work = LogRewards(log, reward, group_reward, how.failed, how.roles)
@@ -179,11 +179,15 @@ def _check_sources(logs: Sequence[str], how: Rescoring) -> list[Path]:
     return sources
 
 
-def _read_header(source: Path) -> EvalLog:
+def _read(source: Path, *, header_only: bool = False) -> EvalLog:
     try:
-        header = read_eval_log(str(source), header_only=True)
+        return read_eval_log(str(source), header_only=header_only)
     except Exception as error:  # a damaged file raises whatever its format does
         raise ConfigError(f"{source} cannot be read: {internals.in_one_line(error)}") from error
+
+
+def _read_header(source: Path) -> EvalLog:
+    header = _read(source, header_only=True)
     ours = header.eval.model.startswith(f"{POLICY_PROVIDER}/")
     if not ours or "reward_expression" not in (header.eval.metadata or {}):
         raise ConfigError(
