@@ -348,7 +348,8 @@ def _of_rollouts(name: str, samples: Sequence[EvalSample]) -> EvalScore:
 def _spread(numbers: Sequence[float]) -> dict[str, float | int]:
     if not numbers:
         return {"mean": math.nan}
-    return {"mean": statistics.fmean(numbers), "std": statistics.pstdev(numbers)}
+    spread = statistics.stdev(numbers) if len(numbers) > 1 else 0.0  # as Inspect's metric `std`
+    return {"mean": statistics.fmean(numbers), "std": spread}
 
 
 def _metrics(numbers: Mapping[str, float | int]) -> dict[str, EvalMetric]:
