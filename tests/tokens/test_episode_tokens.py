@@ -539,13 +539,14 @@ def test_options_that_the_sampler_decides_about_warn_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     shared = context("qwen3_instruct")
-    config = GenerateConfig(temperature=0.5, top_p=0.9)
+    config = GenerateConfig(temperature=0.5, top_p=0.9, parallel_tool_calls=False)
     for _ in range(3):
         episode = EpisodeTokens(shared, task="t", sample_id=1)
         asked = request(opening(), tools=[BASH], config=config, tool_choice=ToolFunction("bash"))
         episode.prompt(asked)
     assert caplog.text.count("sets temperature, top_p") == 1
     assert caplog.text.count("forces a tool choice") == 1
+    assert caplog.text.count("one tool call per reply (parallel_tool_calls)") == 1
 
 
 def test_each_reply_answers_one_prompt() -> None:

@@ -109,6 +109,13 @@ def warn_of_ignored(context: DatasetRenderer, request: TurnRequest, task: str) -
             f"task {task!r} forces a tool choice ({request.tool_choice}), which cannot be "
             "imposed on the sampler: the policy is free to answer as it likes.",
         )
+    # The bridge itself sets the option, for every program.
+    if request.config.parallel_tool_calls is False and request.tools and request.dialect is None:
+        context.warn_once(
+            "parallel_tool_calls",
+            f"task {task!r} asks for one tool call per reply (parallel_tool_calls), which cannot "
+            "be imposed on the sampler: the policy may call several tools at once.",
+        )
 
 
 logger = logging.getLogger(__name__)
