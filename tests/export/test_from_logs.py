@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from inspect_ai import Task
+from inspect_ai import Task, task_with
 from inspect_ai.dataset import Sample
 from inspect_ai.log import read_eval_log_sample_summaries
 from tests.export.logged_runs import (
@@ -233,6 +233,16 @@ def test_rollout_logs_have_the_reward_of_the_training(tmp_path: Path) -> None:
     rows = loaded(tmp_path / "out")
     assert [row["reward"] for row in rows] == [each for group in rewards for each in group]
     assert [row["messages"][-1]["content"] for row in rows] == ["2", "no", "5", "4"]
+
+
+@pytest.mark.parametrize(("headline", "reward"), [(None, 0.5), ("graded_by_word.right", 0.0)])
+def test_a_headline_that_is_a_key_of_a_score_is_the_reward(
+    headline: str | None, reward: float, tmp_path: Path
+) -> None:
+    task = task_with(by_word(1), headline_metric=headline)
+    evaluated(task, lambda request: "no", tmp_path / "logs")
+    run_export(tmp_path / "logs", tmp_path / "out", Choice(form="rewards"))
+    assert [row["reward"] for row in loaded(tmp_path / "out")] == [reward]
 
 
 def test_a_log_that_is_named_twice_is_read_once(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from inspect_ai.log import (
     EvalSample,
     EvalSampleSummary,
     EvalSpec,
+    HeadlineMetric,
     list_eval_logs,
     read_eval_log,
     read_eval_log_sample_summaries,
@@ -47,7 +48,8 @@ class Log:
     caller: str
     """The name of that model in the log's model events."""
     headline: str | None
-    """The main score of this log; for rollout logs the reward."""
+    """The main score of this log, with its key if it is one of a dict score; in rollout logs the
+    reward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +159,13 @@ def _describe(path: str, spec: EvalSpec) -> Log:
         task=spec.task,
         model=spec.model,
         caller=POLICY_MODEL if ours else spec.model,
-        headline=None if headline is None else headline.scorer,
+        headline=None if headline is None else _score_path(headline),
     )
+
+
+def _score_path(headline: HeadlineMetric) -> str | None:
+    scorer, key = headline.scorer, headline.score
+    return scorer if scorer is None or key in (None, scorer) else f"{scorer}.{key}"
 
 
 def _entry(summary: EvalSampleSummary, log: int, header: Log, score: str | None) -> Entry:
