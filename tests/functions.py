@@ -22,7 +22,7 @@ def make_solver(
 
 
 def make_scorer(
-    *metrics: Metric, name: str | None = None
+    *metrics: Metric | dict[str, list[Metric]], name: str | None = None
 ) -> Callable[
     [Callable[Concatenate[TaskState, Target, P], Awaitable[Score | None]]], Callable[P, Scorer]
 ]:

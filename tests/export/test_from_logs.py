@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from inspect_ai import Task, task_with
+from inspect_ai import Task, score
 from inspect_ai.dataset import Sample
-from inspect_ai.log import read_eval_log_sample_summaries
+from inspect_ai.log import read_eval_log_sample_summaries, write_eval_log
+from inspect_ai.scorer import Score, Target, accuracy
+from inspect_ai.solver import TaskState
 from tests.export.logged_runs import (
     adds_and_submits,
     agent,
@@ -26,6 +28,7 @@ from tests.export.logged_runs import (
     run_export,
     sums,
 )
+from tests.functions import make_scorer
 from tests.logs.rollouts import apart, by_word, dataset, roll_out
 
 from inspect_tinker_plugin.cli.export import export_command
@@ -235,14 +238,32 @@ def test_rollout_logs_have_the_reward_of_the_training(tmp_path: Path) -> None:
     assert [row["messages"][-1]["content"] for row in rows] == ["2", "no", "5", "4"]
 
 
-@pytest.mark.parametrize(("headline", "reward"), [(None, 0.5), ("graded_by_word.right", 0.0)])
+@make_scorer({"right": [accuracy()], "short": [accuracy()]})
+async def in_two_parts(state: TaskState, target: Target) -> Score:
+    return Score(value={"right": 0.0, "short": 1.0})
+
+
+@pytest.mark.parametrize(("headline", "reward"), [(None, 0.5), ("in_two_parts.right", 0.0)])
 def test_a_headline_that_is_a_key_of_a_score_is_the_reward(
     headline: str | None, reward: float, tmp_path: Path
 ) -> None:
-    task = task_with(by_word(1), headline_metric=headline)
+    task = sums(1, scorer=in_two_parts(), headline_metric=headline)
     evaluated(task, lambda request: "no", tmp_path / "logs")
     run_export(tmp_path / "logs", tmp_path / "out", Choice(form="rewards"))
     assert [row["reward"] for row in loaded(tmp_path / "out")] == [reward]
+
+
+def test_the_headline_of_a_log_with_other_scorers_is_the_reward(tmp_path: Path) -> None:
+    task = sums(1, scorer=in_two_parts(), headline_metric="in_two_parts.right")
+    log = evaluated(task, lambda request: "0.5", tmp_path / "before")
+    apart(
+        lambda: write_eval_log(
+            score(log, as_said(), action="overwrite", display="none"),
+            str(tmp_path / "logs" / "scored.eval"),
+        )
+    )
+    run_export(tmp_path / "logs", tmp_path / "out", Choice(form="rewards"))
+    assert [row["reward"] for row in loaded(tmp_path / "out")] == [0.5]
 
 
 def test_a_log_that_is_named_twice_is_read_once(tmp_path: Path) -> None:
@@ -284,8 +305,6 @@ def test_what_is_no_log_is_refused(path: str, message: str, tmp_path: Path) -> N
 
 
 def test_a_score_is_named_by_itself_or_with_a_key() -> None:
-    from inspect_ai.scorer import Score
-
     scores = {"a.b": Score(value=0.5), "judge": Score(value={"x": 1.0, "y": 0.0})}
     assert reward_of(scores, "a.b") == 0.5
     assert reward_of(scores, "judge.x") == 1.0

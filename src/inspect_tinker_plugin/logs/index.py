@@ -17,9 +17,9 @@ from pathlib import Path
 
 from inspect_ai.dataset import Sample
 from inspect_ai.log import (
+    EvalLog,
     EvalSample,
     EvalSampleSummary,
-    EvalSpec,
     HeadlineMetric,
     list_eval_logs,
     read_eval_log,
@@ -126,7 +126,7 @@ def index_logs(paths: Sequence[str], *, score: str | None) -> Index:
     names: set[str] = set()
     for path in paths:
         try:
-            log = _describe(path, read_eval_log(path, header_only=True).eval)
+            log = _describe(path, read_eval_log(path, header_only=True))
             # Of a sample that was run again, the last summary is true.
             summaries = {(str(s.id), s.epoch): s for s in read_eval_log_sample_summaries(path)}
         except Exception as error:  # whatever the reason, the other logs can be read
@@ -150,8 +150,10 @@ def index_logs(paths: Sequence[str], *, score: str | None) -> Index:
     return index
 
 
-def _describe(path: str, spec: EvalSpec) -> Log:
-    headline = spec.headline_metric
+def _describe(path: str, header: EvalLog) -> Log:
+    spec, headline = header.eval, header.eval.headline_metric
+    if headline is not None and header.results is not None:
+        headline = header.results.headline or headline  # scorers may have been replaced
     ours = spec.model.startswith(f"{POLICY_PROVIDER}/")
     return Log(
         path=path,
