@@ -137,9 +137,8 @@ def roll_out(
         ConfigError: The model cannot be sampled from.
     """
     from inspect_tinker_plugin import freeze_memory
-    from inspect_tinker_plugin.evaluate import connect, find_source
     from inspect_tinker_plugin.logs import assemble_pending
-    from inspect_tinker_plugin.rl import build_dataset
+    from inspect_tinker_plugin.rl import build_dataset, make_renderer, no_key, tinker_policy
     from inspect_tinker_plugin.tasks import select_samples
 
     samples = select_samples(resolved.task, options.selection)
@@ -147,12 +146,14 @@ def roll_out(
     wanted = _missing(samples, choices, logs, resolved)
     if not wanted:
         return logs
+    if not choices["local"]:
+        problem = no_key("sample from", "add --local to sample from a model on this machine")
+        if problem is not None:
+            raise ConfigError(problem)
     with _model(choices, folder) as (model, server):
-        base_url = choices["base_url"] if server is None else server.url
-        source = find_source(model, base_url=base_url, has_key=choices["local"])
         name = choices["renderer"] or ("qwen3_instruct" if choices["local"] else None)
-        source = source.override(renderer=name, tokenizer=choices["tokenizer"])
-        connection = connect(source).result()
+        tokenizer = choices["tokenizer"]
+        renderer = make_renderer(name, model=model, tokenizer=tokenizer, option="--renderer")
         own = replace(
             options,
             batch_size=len(wanted),
@@ -160,9 +161,12 @@ def roll_out(
             on_error=0.0,
             log_dir=logs,
         )
-        dataset = build_dataset(resolved, connection.renderer, own, samples=samples.subset(wanted))
+        dataset = build_dataset(resolved, renderer, own, samples=samples.subset(wanted))
         freeze_memory()
-        policy = connection.policy(max_tokens=choices["max_tokens"], temperature=1.0)
+        base_url = choices["base_url"] if server is None else server.url
+        policy = tinker_policy(
+            model, base_url=base_url, max_tokens=choices["max_tokens"], temperature=1.0
+        )
         rolling = _roll(dataset, policy)
         try:
             errors = asyncio.run(rolling if server is None else server.during(rolling))

@@ -45,11 +45,26 @@ def test_a_scripted_group_of_an_agent_is_shown_with_rewards() -> None:
         assert seen in result.stdout, seen
 
 
-def test_a_run_is_a_model_by_its_folder(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text(json.dumps({"model": "Qwen/Qwen3-8B", "renderer": "qwen3"}))
-    result = run(LOG_SEARCH, "--model", str(tmp_path))
-    assert result.exit_code == 1
-    assert "has no weights yet" in result.stderr.splitlines()[-1]
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ((), "--local needs --model tinker://"),
+        (("--model", "Qwen/Qwen3-8B"), "--local needs --model tinker://"),
+        (("--model", "tinker://a", "--base-url", "http://x"), "leave --base-url out"),
+        (("--model", "tinker://a"), "no run of `inspect rl train`"),
+    ],
+    ids=str,
+)
+def test_a_local_server_needs_weights_of_a_local_run(
+    options: tuple[str, ...], says: str, tmp_path: Path
+) -> None:
+    result = run(LOG_SEARCH, "--local", str(tmp_path), *options)
+    assert result.exit_code == 2
+    assert says in result.output
+    run_of_a_service = {"model": "Qwen/Qwen3-8B", "renderer": "qwen3"}
+    (tmp_path / "run.json").write_text(json.dumps(run_of_a_service))
+    result = run(LOG_SEARCH, "--local", str(tmp_path), "--model", "tinker://a")
+    assert "that run was not trained with --local" in result.output
 
 
 def test_rewards_and_advantages_of_a_group() -> None:

@@ -138,7 +138,8 @@ def test_the_last_weights_are_tested_when_an_interruption_left_that_out(tmp_path
     (tmp_path / "metrics.jsonl").write_text('{"step": 15, "test/env/all/reward/total": 0.0}\n')
     result = train(split)
     assert result.try_it is not None
-    assert result.try_it.endswith(f"--model {tmp_path}")
+    assert "--model tinker://c" in result.try_it
+    assert result.try_it.endswith(f"--local {tmp_path}")
     assert result.evaluate_it is not None
     # Inspect takes no absolute path without @task
     assert result.evaluate_it == f"inspect eval {TOY}@letters --model tinker/{tmp_path}"

@@ -16,7 +16,7 @@ from inspect_tinker_plugin.rl.task_handle import training_id
 from inspect_tinker_plugin.train.config import build_config, check_request, split_phases
 from inspect_tinker_plugin.train.history import check_same_run, record_run
 from inspect_tinker_plugin.train.request import TrainRequest
-from inspect_tinker_plugin.train.run import Run, _commands
+from inspect_tinker_plugin.train.run import Run, _rollout_command
 from tinker_local import settings as local_settings
 
 REQUEST = TrainRequest(task="toy.py@letters", log_dir=Path("/runs/one"), local=True)
@@ -268,12 +268,8 @@ def test_the_command_that_tries_a_mixture_has_the_arguments_of_its_first_task() 
         REQUEST, task=["toy.py@letters", "b.py@sums"], task_args={"letters.samples": 3, "sums.n": 2}
     )
     made = build_config(request, model="/models/tiny")
-    commands = _commands(Run(request, made, warm=None, steps=1, done=1, tested=True))
-    task, run = "toy.py@letters -T samples=3", request.log_dir
-    assert commands == (
-        f"inspect rl rollout {task} --model {run}",
-        f"inspect eval {task} --model tinker/{run}",
-    )
+    command = _rollout_command(request, made, "tinker://w")
+    assert command.startswith("inspect rl rollout toy.py@letters -T samples=3 --model tinker://w")
 
 
 def test_loggers_are_told_no_empty_mappings() -> None:

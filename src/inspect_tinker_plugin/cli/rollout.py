@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -30,6 +31,7 @@ from inspect_tinker_plugin.cli.reporting import (
     show_group,
     table_console,
 )
+from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.wording import counted
 
 if TYPE_CHECKING:
@@ -38,18 +40,15 @@ if TYPE_CHECKING:
     from tinker_cookbook.renderers import Renderer
 
     from inspect_tinker_plugin.contracts.episodes import TurnRequest
-    from inspect_tinker_plugin.evaluate.source import Connection
     from inspect_tinker_plugin.rl.dataset import InspectRLDataset
     from inspect_tinker_plugin.rl.env import InspectEnv
     from inspect_tinker_plugin.rl.group import InspectGroupBuilder
     from inspect_tinker_plugin.rl.rollouts import PolicyFor, RolloutReport
     from inspect_tinker_plugin.testing import Script
+    from tinker_local import LocalServer
 
 DEFAULT_RENDERER = "qwen3_instruct"
 """Renderer of the scripted policy, whose tokenizer has Qwen3's special tokens."""
-
-DEFAULT_TOKENS = 1024
-"""Tokens per reply, where neither the command nor a run says how many."""
 
 
 @click.command("rollout")
@@ -66,19 +65,18 @@ DEFAULT_TOKENS = 1024
     help="JSON lines of replies for the scripted policy. Without one, the rollouts of a group "
     "answer in turn with the sample's target and with 'I do not know'.",
 )
-@click.option(
-    "--model",
-    metavar="NAME",
-    help="Sample from this model, from weights (tinker://...), or from those of a run: its folder, "
-    "or folder@STEP. The server of a run with --local is started for it.",
-)
+@click.option("--model", metavar="NAME", help="Sample from this model (or tinker:// weights).")
 @click.option("--base-url", metavar="URL", help="Tinker API server, if not the hosted one.")
+@click.option(
+    "--local",
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="Folder of a run of `inspect rl train --local`: start its server for weights of it.",
+)
 @click.option("--tokenizer", metavar="NAME", help="Tokenizer, if not the model's own.")
 @click.option("--renderer", metavar="NAME", help="Renderer, if not the model's own.")
-@click.option(
-    "--max-tokens", type=click.IntRange(1), help="Tokens per reply (default: the run's, or 1024)."
-)
-@click.option("--temperature", type=float, help="Temperature (default: the run's, or 1).")
+@click.option("--max-tokens", type=click.IntRange(1), default=1024, show_default=True)
+@click.option("--temperature", type=float, default=1.0, show_default=True)
 @dataset_options("rollout", group_size=4)
 @click.option(
     "--show", type=click.IntRange(0), default=1, show_default=True, help="Conversations to print."
@@ -96,13 +94,24 @@ def rollout(**choices: Any) -> None:
     reward, 1 none did, 2 wrong usage, 3 some failed.
     """
     _check_choices(choices)
-    connection = None if choices["model"] is None else _connect(choices)
-    renderer = _scripted_renderer(choices) if connection is None else connection.renderer
-    policy_for = _make_policies(choices, renderer, connection)
+    renderer = _make_renderer(choices)
+    with ExitStack() as stack:
+        server = None
+        if choices["local"] is not None:
+            from tinker_local import SERVER_FOLDER, LocalServer
+
+            click.echo("starting the local Tinker API server (about 20 s)", err=True)
+            state = choices["local"] / SERVER_FOLDER
+            server = stack.enter_context(LocalServer(choices["tokenizer"], state_dir=state))
+            stack.enter_context(server.exported())
+            choices["base_url"] = server.url
+        _roll_out(choices, renderer, server)
+
+
+def _roll_out(choices: dict[str, Any], renderer: Renderer, server: LocalServer | None) -> None:
+    policy_for = _make_policies(choices, renderer)
     with quiet_stdout():
-        dataset = _make_dataset(
-            choices, renderer, None if connection is None else connection.window
-        )
+        dataset = _make_dataset(choices, renderer)
         batches = range(len(dataset))
         builders = [builder for batch in batches for builder in dataset.get_batch(batch)]
     wanted = len(builders) * dataset.options.group_size
@@ -117,7 +126,8 @@ def rollout(**choices: Any) -> None:
                 show(len(ended), wanted, sum(ended))
 
             show(0, wanted)
-            asyncio.run(roll_groups(builders, policy_for, count, groups))
+            rolling = roll_groups(builders, policy_for, count, groups)
+            asyncio.run(rolling if server is None else server.during(rolling))
     except KeyboardInterrupt:
         interrupted = True
     finally:
@@ -142,44 +152,62 @@ def _check_choices(choices: dict[str, Any]) -> None:
         raise click.UsageError("--policy tinker needs --model.")
     if policy == "scripted" and model is not None:
         raise click.UsageError("--model does not go with --policy scripted.")
+    if choices["local"] is not None:
+        if model is None or not model.startswith("tinker://"):
+            raise click.UsageError("--local needs --model tinker://..., weights of that run.")
+        if choices["base_url"] is not None:
+            raise click.UsageError("--local starts its own server; leave --base-url out.")
+        _read_run(choices)
     if choices["script"] is not None and model is not None:
         raise click.UsageError("--script does not go with --model.")
+    if model is not None and choices["local"] is None:
+        from inspect_tinker_plugin.rl.models import no_key
+
+        if problem := no_key("sample from", "leave --model out to use the scripted policy"):
+            raise ConfigError(problem)
 
 
-def _connect(choices: dict[str, Any]) -> Connection:
-    """Connect to the model, whose run may state its renderer, reply length and temperature."""
-    from inspect_tinker_plugin.evaluate import connect, find_source
+def _read_run(choices: dict[str, Any]) -> None:
+    """Take model and renderer from a local run, where the command does not name them."""
+    from tinker_local import SERVER_FOLDER, check_reply_length
 
-    source = find_source(choices["model"], base_url=choices["base_url"])
-    source = source.override(renderer=choices["renderer"], tokenizer=choices["tokenizer"])
-    if source.run is not None:
-        choices["max_tokens"] = choices["max_tokens"] or source.max_tokens
-        if choices["temperature"] is None:
-            choices["temperature"] = source.temperature
-    if source.local:
-        click.echo("starting the local Tinker API server (about 20 s)", err=True)
-    return connect(source).result()
+    folder = choices["local"] = choices["local"].expanduser().absolute()
+    try:
+        run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        model, renderer = run["model"], run["renderer"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise click.UsageError(f"--local {folder}: no run of `inspect rl train`.") from error
+    if not (folder / SERVER_FOLDER).is_dir():
+        raise click.UsageError(f"--local {folder}: that run was not trained with --local.")
+    choices["tokenizer"] = choices["tokenizer"] or model
+    choices["renderer"] = choices["renderer"] or renderer
+    check_reply_length(model, choices["max_tokens"])
 
 
-def _scripted_renderer(choices: dict[str, Any]) -> Renderer:
+def _make_renderer(choices: dict[str, Any]) -> Renderer:
+    """Make the named renderer, the model's own, or the scripted policy's."""
     from inspect_tinker_plugin.rl.models import make_renderer
     from inspect_tinker_plugin.testing.policy import tokenizer_path
 
-    tokenizer = choices["tokenizer"] or str(tokenizer_path())
-    name = choices["renderer"] or DEFAULT_RENDERER
-    return make_renderer(name, model=None, tokenizer=tokenizer, option="--renderer")
+    model, tokenizer = choices["model"], choices["tokenizer"]
+    if model is None:
+        name = choices["renderer"] or DEFAULT_RENDERER
+        tokenizer = tokenizer or str(tokenizer_path())
+        return make_renderer(name, model=None, tokenizer=tokenizer, option="--renderer")
+    return make_renderer(choices["renderer"], model=model, tokenizer=tokenizer, option="--renderer")
 
 
-def _make_policies(
-    choices: dict[str, Any], renderer: Renderer, connection: Connection | None
-) -> PolicyFor:
+def _make_policies(choices: dict[str, Any], renderer: Renderer) -> PolicyFor:
     from inspect_tinker_plugin.testing.replies import answer_with, read_script, target_of
 
-    max_tokens = choices["max_tokens"] or DEFAULT_TOKENS
-    if connection is not None:
-        asked = choices["temperature"]
-        sampler = connection.policy(
-            max_tokens=max_tokens, temperature=1.0 if asked is None else asked
+    if choices["model"] is not None:
+        from inspect_tinker_plugin.rl.models import tinker_policy
+
+        sampler = tinker_policy(
+            choices["model"],
+            base_url=choices["base_url"],
+            max_tokens=choices["max_tokens"],
+            temperature=choices["temperature"],
         )
         return lambda env, sample, position: sampler
     episodes = read_script(choices["script"]) if choices["script"] else None
@@ -189,14 +217,25 @@ def _make_policies(
             script: Script = episodes[position % len(episodes)]
         else:
             script = answer_with("I do not know" if position % 2 else target_of(sample))
-        return scripted_policy(env, renderer, script, max_tokens=max_tokens)
+        return scripted_policy(env, renderer, script, max_tokens=choices["max_tokens"])
 
     return policy_for
 
 
-def _make_dataset(
-    choices: dict[str, Any], renderer: Renderer, window: int | None
-) -> InspectRLDataset:
+def _context_window(choices: dict[str, Any]) -> int | None:
+    """Find out how many tokens the model takes; a scripted policy takes any number."""
+    if choices["local"] is not None:
+        from tinker_local import context_length
+
+        return context_length(choices["tokenizer"])
+    if choices["model"] is None:
+        return None
+    from inspect_tinker_plugin.rl.models import context_window
+
+    return context_window(choices["model"], base_url=choices["base_url"])
+
+
+def _make_dataset(choices: dict[str, Any], renderer: Renderer) -> InspectRLDataset:
     from inspect_tinker_plugin.processes.workers import freeze_memory_once
     from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 
@@ -204,7 +243,7 @@ def _make_dataset(
     if options["sample_id"] is None and options["limit"] is None:
         options["limit"] = 1
     if options["context_window"] is None:
-        options["context_window"] = window
+        options["context_window"] = _context_window(choices)
     resolved = load_task(choices)
     dataset = as_rl_dataset(resolved, renderer, **options)
     freeze_memory_once()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from logging import getLogger
 from typing import Any
@@ -40,6 +41,7 @@ from inspect_tinker_plugin.episode.model import RequestRefusedError
 from inspect_tinker_plugin.evaluate.overlap import Ids, read_trained, watch_evals
 from inspect_tinker_plugin.evaluate.source import (
     Connection,
+    Source,
     connect,
     find_source,
     split_step,
@@ -151,9 +153,7 @@ class TinkerAPI(ModelAPI):
             self.source = (
                 connection.source
                 if connection is not None
-                else find_source(model_name, base_url=base_url, has_key=bool(api_key)).override(
-                    **given
-                )
+                else _with(find_source(model_name, base_url=base_url, has_key=bool(api_key)), given)
             )
             if self.source.local:
                 from tinker_local import missing
@@ -334,6 +334,10 @@ def connected_model(connection: Connection, config: GenerateConfig) -> Model:
     name = f"{source.run}@{source.step}" if source.step else source.name
     api = make(name, config=config, connection=connection)
     return Model(api, config)
+
+
+def _with(source: Source, given: dict[str, Any]) -> Source:
+    return replace(source, **{name: value for name, value in given.items() if value is not None})
 
 
 def _refused(config: GenerateConfig) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -13,7 +12,6 @@ from typing import Any
 
 import tinker
 from tinker_cookbook.checkpoint_utils import CHECKPOINTS_BASE_NAME, RENDERER_NAME_METADATA_KEY
-from tinker_cookbook.completers import TinkerTokenCompleter
 from tinker_cookbook.renderers import Renderer
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
@@ -61,11 +59,6 @@ class Source:
     def name(self) -> str:
         """The weights, or the base model."""
         return str(self.weights or self.base_model)
-
-    def override(self, **given: Any) -> Source:
-        """Replace what is given and not ``None``."""
-        known = {name: value for name, value in given.items() if value is not None}
-        return replace(self, **known)
 
 
 def find_source(path: str, *, base_url: str | None = None, has_key: bool = False) -> Source:
@@ -164,12 +157,6 @@ class Connection:
     renderer: Renderer
     window: int | None
 
-    def policy(self, *, max_tokens: int, temperature: float) -> TinkerTokenCompleter:
-        """Make a policy of the cookbook that samples from it."""
-        # It calls a method of the SDK that is about to go.
-        warnings.filterwarnings("ignore", r"(?s).*sample_async\(\) is deprecated", FutureWarning)
-        return TinkerTokenCompleter(self.sampler, max_tokens=max_tokens, temperature=temperature)
-
 
 _connecting = ThreadPoolExecutor(1, "inspect-rl-connect")
 _connections: dict[Source, Future[Connection]] = {}
@@ -177,7 +164,7 @@ _servers: dict[Path, str] = {}
 """Addresses of the servers that were started here, by the folder of their run."""
 
 
-def connect(source: Source, *, api_key: str | None = None) -> Future[Connection]:
+def connect(source: Source, *, api_key: str | None) -> Future[Connection]:
     """Connect to a model in a thread, once per process: all that sample from it share the client.
 
     The future fails with a ``ConfigError``: the server cannot be reached or has no such model, or

@@ -8,15 +8,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from inspect_tinker_plugin.rl.dataset import InspectRLDataset, build_dataset
     from inspect_tinker_plugin.rl.hooks import with_plugin_scorers
+    from inspect_tinker_plugin.rl.models import make_renderer, no_key, tinker_policy
 
 _HOMES = {
     "rl.dataset": ("InspectRLDataset", "build_dataset"),
     "rl.hooks": ("with_plugin_scorers",),
+    "rl.models": ("make_renderer", "no_key", "tinker_policy"),
 }
 
 __all__ = [
     "InspectRLDataset",
     "build_dataset",
+    "make_renderer",
+    "no_key",
+    "tinker_policy",
     "with_plugin_scorers",
 ]
 

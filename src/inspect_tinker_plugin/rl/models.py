@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 from tinker_cookbook.model_info import get_recommended_renderer_name
@@ -17,6 +17,9 @@ from tinker_cookbook.tokenizer_utils import get_tokenizer, is_tokenizer_register
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.errors import ConfigError, RendererError
 from inspect_tinker_plugin.contracts.policy import TOKENIZER_FOLDER
+
+if TYPE_CHECKING:
+    from tinker_cookbook.completers import TokenCompleter
 
 _PATIENCE = 15.0
 """Seconds until a server has to have accepted a connection."""
@@ -241,3 +244,36 @@ def rest_client(base_url: str | None, api_key: str | None = None) -> Iterator[An
         warnings.simplefilter("ignore", FutureWarning)
         with tinker.ServiceClient(base_url=base_url, api_key=api_key) as service:
             yield service.create_rest_client()
+
+
+def tinker_policy(
+    model: str, *, base_url: str | None, max_tokens: int, temperature: float
+) -> TokenCompleter:
+    """Sample from a model through the Tinker API.
+
+    Args:
+        model: A base model (``Qwen/Qwen3-8B``) or weights (``tinker://...``).
+        base_url: Another server than the hosted one.
+        max_tokens: Maximum tokens per turn.
+        temperature: Sampling temperature.
+
+    Raises:
+        ConfigError: The server cannot be reached, or refuses the key or the model.
+    """
+    import tinker
+    from tinker_cookbook.completers import TinkerTokenCompleter
+
+    require_server(base_url)
+    weights = model.startswith("tinker://")
+    if weights:
+        require_weights(model, base_url=base_url)
+    try:
+        client = tinker.ServiceClient(base_url=base_url)
+        sampler = client.create_sampling_client(
+            model_path=model if weights else None, base_model=None if weights else model
+        ).result()
+    except (tinker.TinkerError, ValueError) as error:
+        raise ConfigError(f"cannot sample from {model}: {error}") from error
+    # The cookbook's completer calls a method of the SDK that is about to go.
+    warnings.filterwarnings("ignore", r"(?s).*sample_async\(\) is deprecated", FutureWarning)
+    return TinkerTokenCompleter(sampler, max_tokens=max_tokens, temperature=temperature)

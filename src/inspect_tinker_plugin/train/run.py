@@ -125,7 +125,8 @@ def train(request: TrainRequest) -> TrainResult:
         else:
             _train(run)
     weights = last_weights(log_dir)
-    try_it, evaluate_it = (None, None) if weights is None else _commands(run)
+    try_it = None if weights is None else _rollout_command(request, run.config, weights)
+    evaluate_it = None if weights is None else _evaluation_command(request, run.config)
     return TrainResult(log_dir, log_dir / REPORT, read_steps(log_dir), weights, try_it, evaluate_it)
 
 
@@ -375,14 +376,24 @@ def _within_window(config: Any, *, local: bool) -> Any:
     return chz.replace(config, dataset_builder=chz.replace(data, context_window=window))
 
 
-def _commands(run: Run) -> tuple[str, str]:
-    """Write the commands that roll out and evaluate a task with the run's last weights."""
-    task = _task_words(run.config.dataset_builder.mixed_tasks()[0])
-    folder = str(run.request.log_dir)
-    rollout = ["inspect", "rl", "rollout", *task, "--model", folder]
-    return shlex.join(rollout), shlex.join(
-        ["inspect", "eval", *task, "--model", f"tinker/{folder}"]
-    )
+def _rollout_command(request: TrainRequest, config: Any, weights: str) -> str:
+    """Write the command that rolls out a group with some weights."""
+    first = config.dataset_builder.mixed_tasks()[0]
+    words = ["inspect", "rl", "rollout", *_task_words(first)]
+    words += ["--model", weights, "--tokenizer", config.model_name]
+    words += ["--renderer", config.renderer_name, "--max-tokens", str(config.max_tokens)]
+    if request.local:
+        words += ["--local", str(request.log_dir)]
+    elif request.base_url is not None:
+        words += ["--base-url", request.base_url]
+    return shlex.join(words)
+
+
+def _evaluation_command(request: TrainRequest, config: Any) -> str:
+    """Write the command that evaluates the run's last weights."""
+    first = config.dataset_builder.mixed_tasks()[0]
+    model = f"tinker/{request.log_dir}"
+    return shlex.join(["inspect", "eval", *_task_words(first), "--model", model])
 
 
 def _task_words(task: MixedTask) -> list[str]:
