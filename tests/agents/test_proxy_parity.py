@@ -279,7 +279,6 @@ def cases() -> Iterator[Any]:
         *((CHAT, name, reply) for name, reply in CHAT_REPLIES.items()),
         *((RESPONSES, name, response_reply(item)) for name, item in RESPONSE_ITEMS.items()),
         (RESPONSES, "all", response_reply(*RESPONSE_ITEMS.values())),
-        (RESPONSES, "incomplete", response_reply(status="incomplete")),
         (ANTHROPIC, "all", message_reply(*BLOCKS)),
         (ANTHROPIC, "nothing", message_reply()),
         (ANTHROPIC, "no usage", message_reply(usage={})),

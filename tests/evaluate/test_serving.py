@@ -174,13 +174,40 @@ async def test_log_probabilities_are_in_a_chat() -> None:
     assert len(said.choices[0].logprobs.content) == said.usage.completion_tokens
 
 
+async def test_log_probabilities_are_in_a_stream_of_a_chat() -> None:
+    async with served(Client()) as address, client(address) as asked:
+        whole = await asked.chat.completions.create(model="any", messages=ASK, logprobs=True)
+        stream = await asked.chat.completions.create(
+            model="any", messages=ASK, logprobs=True, stream=True
+        )
+        choices = [chunk.choices[0] async for chunk in stream]
+    found = [each for choice in choices if choice.logprobs for each in choice.logprobs.content]
+    assert found == whole.choices[0].logprobs.content
+
+
+async def test_a_prompt_over_the_window_is_refused() -> None:
+    sampler = Client()
+    async with served(sampler, window=8) as address, client(address) as asked:
+        with pytest.raises(openai.BadRequestError, match="the model takes 8 with the reply"):
+            await asked.chat.completions.create(model="any", messages=ASK)
+    assert sampler.asked == []
+
+
+@pytest.mark.parametrize("options", [{"max_tokens": 2.5}, {"tool_choice": "bogus"}])
+async def test_a_malformed_request_is_no_failure_of_the_server(options: Any) -> None:
+    async with served(Client()) as address, client(address) as asked:
+        with pytest.raises(openai.BadRequestError, match="in bridged request"):
+            await asked.chat.completions.create(model="any", messages=ASK, tools=[ADD], **options)
+
+
 async def test_a_response_that_was_cut_is_incomplete() -> None:
     async with served(Client("plum plum plum")) as address, client(address) as asked:
         whole = await asked.responses.create(model="any", input="Say plum.")
         stream = await asked.responses.create(model="any", input="Say plum.", stream=True)
         last = [event async for event in stream][-1]
-    assert whole.status == "incomplete"
+    assert last.type == "response.incomplete"
     for each in (whole, last.response):
+        assert each.status == "incomplete"
         assert each.incomplete_details.reason == "max_output_tokens"
 
 

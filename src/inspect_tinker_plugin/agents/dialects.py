@@ -121,6 +121,8 @@ def completion_events(completion: Event, *, with_usage: Callable[[], bool]) -> I
             choice_delta = {"index": index, "delta": delta, "finish_reason": None}
             yield {**head, "choices": [choice_delta], **tail}
         last = {"index": index, "delta": {}, "finish_reason": choice.get("finish_reason")}
+        if choice.get("logprobs"):
+            last["logprobs"] = choice["logprobs"]
         yield {**head, "choices": [last], **tail}
     if with_usage() and completion.get("usage"):
         yield {**head, "choices": [], **tail, "usage": completion["usage"]}
@@ -159,7 +161,8 @@ def response_events(response: Event) -> Iterator[Event]:
         for kind, data in _item_events(item):
             yield event(kind, {**place, **data})
         yield event("output_item.done", _item(item, index, "completed"))
-    yield event("completed", {"response": {**response, "status": "completed"}})
+    end = "incomplete" if response.get("status") == "incomplete" else "completed"
+    yield event(end, {"response": {**response, "status": end}})
 
 
 def _item(item: Event, index: int, status: str) -> Event:

@@ -204,6 +204,9 @@ class TinkerAPI(ModelAPI):
             stop = tokens.stop_condition(requests[0])
             prompts = [tokens.prompt(request) for request in requests]
         except OverWindowError as error:
+            if dialect is not None and internals.current_sample() is None:
+                # a client that is served would take the notice for words of the model
+                raise ConfigError(str(error)) from error
             return error.answer
         except EpisodeError as error:
             if dialect is None or not tokens.turns:

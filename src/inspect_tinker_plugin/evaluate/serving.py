@@ -105,10 +105,11 @@ class ServedModel(ModelApi):
             with internals.bind_model(self._model):
                 async with agent_bridge(forward_generation_config=True):
                     reply = await _post(method, body)
-        except _OF_REQUESTS as error:
-            return {PROVIDER_ERROR: {"status": 400, "message": internals.in_one_line(error)}}
-        except Exception as error:  # of the server of the model, or of the SDK
-            return {PROVIDER_ERROR: {"status": 502, "message": internals.in_one_line(error)}}
+        except Exception as error:
+            # The bridge's own refusals have a status; the rest is of the server, or of the SDK.
+            refused = isinstance(error, _OF_REQUESTS) or getattr(error, "status_code", 0) == 400
+            status = 400 if refused else 502
+            return {PROVIDER_ERROR: {"status": status, "message": internals.in_one_line(error)}}
         said = {**reply.model_dump(mode="json", warnings=False), "model": str(self._model)}
         if method == dialects.RESPONSES.method:
             said["status"] = "incomplete" if said.get("incomplete_details") else "completed"
