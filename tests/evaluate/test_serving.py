@@ -135,6 +135,15 @@ async def test_only_clients_with_the_token_are_answered() -> None:
     assert len(sampler.asked) == 1
 
 
+@pytest.mark.parametrize("header", [{"Origin": "http://a.page"}, {"Host": "a.page"}])
+async def test_web_pages_are_not_answered_without_a_token(header: dict[str, str]) -> None:
+    sampler = Client()
+    async with served(sampler) as address, client(address) as asked:
+        with pytest.raises(openai.AuthenticationError):
+            await asked.chat.completions.create(model="any", messages=ASK, extra_headers=header)
+    assert sampler.asked == []
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [

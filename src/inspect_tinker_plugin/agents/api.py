@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http import HTTPStatus
+from ipaddress import ip_address
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -369,6 +370,15 @@ def _rpc(id: object, **outcome: object) -> Response:
     body = json.dumps({"jsonrpc": "2.0", "id": id, **outcome}).encode()
     version = {"MCP-Protocol-Version": _MCP_VERSION}
     return Response(200, body, content_type="application/json", headers=version)
+
+
+def is_local(host: str) -> bool:
+    """Whether a ``Host`` header names this machine; web pages may point theirs here."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def _is_name(value: object) -> bool:

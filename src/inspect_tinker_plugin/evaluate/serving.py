@@ -19,7 +19,7 @@ from inspect_ai.model import Model
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.agents import dialects
-from inspect_tinker_plugin.agents.api import PROVIDER_ERROR, ModelApi, Request, Response
+from inspect_tinker_plugin.agents.api import PROVIDER_ERROR, ModelApi, Request, Response, is_local
 from inspect_tinker_plugin.contracts.errors import ConfigError, EpisodeError
 from inspect_tinker_plugin.episode.model import RequestRefusedError
 
@@ -82,9 +82,10 @@ class ServedModel(ModelApi):
         self._token = token
 
     async def answer(self, request: Request) -> Response:
-        """Answer a request, if it has the token."""
+        """Answer a request, if it has the token; without one, if it is not of a web page."""
         if not self._is_allowed(request):
-            error = {"message": "wrong or missing API key", "type": "authentication_error"}
+            reason = "wrong or missing API key, or the request of a web page"
+            error = {"message": reason, "type": "authentication_error"}
             return Response(401, json.dumps({"error": error}).encode())
         if request.method == "GET" and request.path == "/v1/models":
             listed = {"id": str(self._model), "object": "model", "created": 0, "owned_by": "tinker"}
@@ -93,7 +94,7 @@ class ServedModel(ModelApi):
 
     def _is_allowed(self, request: Request) -> bool:
         if self._token is None:
-            return True
+            return "origin" not in request.headers and is_local(request.headers.get("host", ""))
         sent = request.headers.get("authorization", "").removeprefix("Bearer ")
         given = (sent or request.headers.get("x-api-key", "")).encode()
         return hmac.compare_digest(given, self._token.encode())

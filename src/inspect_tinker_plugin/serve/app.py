@@ -22,9 +22,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
-from ipaddress import ip_address
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import uvicorn
 from fastapi import FastAPI, Request, Response, WebSocket, WebSocketDisconnect
@@ -34,6 +32,7 @@ from pydantic import BaseModel, ConfigDict
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.supervisors import Multiprocess
 
+from inspect_tinker_plugin.agents.api import is_local
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.rl.env import wait_to_start
 from inspect_tinker_plugin.serve import gym, openenv
@@ -147,15 +146,6 @@ def in_time(receive: Receive) -> Receive:
         return message
 
     return receive_in_time
-
-
-def is_local(host: str) -> bool:
-    """Whether a ``Host`` header names this machine; web pages may point theirs here."""
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-        return name == "localhost" or ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 async def while_present(gone: Coroutine[Any, Any, None], work: Coroutine[Any, Any, T]) -> T:
