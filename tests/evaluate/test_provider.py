@@ -19,6 +19,7 @@ from inspect_ai.util import JSONSchema
 from tests.functions import make_solver
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.evaluate import source
 from inspect_tinker_plugin.evaluate.provider import (
     HONOURED,
     OF_INSPECT,
@@ -321,6 +322,15 @@ def test_a_missing_key_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         get_model("tinker/Qwen/Qwen3-8B", memoize=False)
     with pytest.raises(PrerequisiteError, match="is not the folder of a run"):
         get_model(f"tinker/{tmp_path}", memoize=False)
+
+
+def test_each_key_has_its_own_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str | None] = []
+    monkeypatch.setattr(source, "_connect", lambda _, api_key: asked.append(api_key))
+    model = Source(base_model="of several keys")
+    for key in ("tml-one", "tml-two", "tml-one"):
+        source.connect(model, api_key=key).result()
+    assert asked == ["tml-one", "tml-two"]
 
 
 def test_a_local_run_needs_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

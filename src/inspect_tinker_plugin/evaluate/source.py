@@ -159,20 +159,21 @@ class Connection:
 
 
 _connecting = ThreadPoolExecutor(1, "inspect-rl-connect")
-_connections: dict[Source, Future[Connection]] = {}
+_connections: dict[tuple[Source, str | None], Future[Connection]] = {}
+"""Connections, by what they sample from and the key."""
 _servers: dict[Path, str] = {}
 """Addresses of the servers that were started here, by the folder of their run."""
 
 
 def connect(source: Source, *, api_key: str | None) -> Future[Connection]:
-    """Connect to a model in a thread, once per process: all that sample from it share the client.
+    """Connect to a model in a thread, once per process and key: all that sample from it share it.
 
     The future fails with a ``ConfigError``: the server cannot be reached or has no such model, or
     the renderer does not fit.
     """
-    known = _connections.get(source)
+    known = _connections.get((source, api_key))
     if known is None or (known.done() and known.exception() is not None):
-        known = _connections[source] = _connecting.submit(_connect, source, api_key)
+        known = _connections[source, api_key] = _connecting.submit(_connect, source, api_key)
     return known
 
 
