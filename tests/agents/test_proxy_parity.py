@@ -37,6 +37,7 @@ ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), "
 BINARIES = sorted((Path(inspect_ai.__file__).parent / "binaries").glob(f"*-{ARCHITECTURE}-v*"))
 SERVICES = Path("/var/tmp/sandbox-services/bridge_model_service")
 JSON = {"content-type": "application/json"}
+BEGINNINGS = {"response.created", "response.in_progress"}
 
 Seen = list[tuple[str, Any]]
 
@@ -69,10 +70,15 @@ def parsed(text: str) -> Any:
     if not text.startswith(("data:", "event:")):
         return json.loads(text) if text else None
     lines = [line.partition(": ") for line in text.splitlines()]
-    return [
+    events = [
         (name, json.loads(value) if name == "data" and value != "[DONE]" else value)
         for name, _, value in lines
     ]
+    for _, event in events:
+        if isinstance(event, dict) and event.get("type") in BEGINNINGS:
+            # Inspect's has the items already, which OpenAI's client takes for second ones.
+            del event["response"]["output"], event["response"]["status"]
+    return events
 
 
 def reply_to(method: str, params: dict[str, Any]) -> Any:

@@ -209,6 +209,17 @@ async def test_a_malformed_request_is_no_failure_of_the_server(options: Any) -> 
             await asked.chat.completions.create(model="any", messages=ASK, tools=[ADD], **options)
 
 
+async def test_openais_client_puts_a_streamed_response_together() -> None:
+    add = {"type": "function", **ADD["function"]}
+    async with (
+        served(Client(CALL)) as address,
+        client(address) as asked,
+        asked.responses.stream(model="any", input="Add.", tools=[add]) as stream,
+    ):
+        said = await stream.get_final_response()
+    assert said.output[-1].arguments == '{"a": 1, "b": [2.5, true]}'
+
+
 async def test_a_response_that_was_cut_is_incomplete() -> None:
     async with served(Client("plum plum plum")) as address, client(address) as asked:
         whole = await asked.responses.create(model="any", input="Say plum.")

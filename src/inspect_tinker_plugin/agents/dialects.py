@@ -153,8 +153,10 @@ def response_events(response: Event) -> Iterator[Event]:
     def event(kind: str, data: Event) -> Event:
         return {**data, "sequence_number": next(numbers), "type": f"response.{kind}"}
 
-    yield event("created", {"response": response})
-    yield event("in_progress", {"response": {**response, "status": "in_progress"}})
+    # Without the items, each of which has its own events: OpenAI's client refuses a second copy.
+    begun = {**response, "status": "in_progress", "output": []}
+    yield event("created", {"response": begun})
+    yield event("in_progress", {"response": begun})
     for index, item in enumerate(response.get("output", [])):
         yield event("output_item.added", _item(item, index, "in_progress"))
         place = {"item_id": item.get("id", f"item_{index}"), "output_index": index}
