@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import venv
-from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
 
@@ -100,15 +98,6 @@ print("inspect_ai" in seen, hasattr(inspect_ai, "Task"), "rl" in main.inspect.co
     assert run("-c", code) == "True True True"
 
 
-def test_a_start_up_file_installed_twice_adds_once() -> None:
-    text = (ROOT / "src/inspect_tinker_plugin/_autorun.py").read_text()
-    code = (
-        f"import sys\nexec({text!r})\nimport inspect_ai, inspect_ai._cli.main as main\n"
-        "print(inspect_ai.Task.as_rl_dataset.__module__, 'rl' in main.inspect.commands)"
-    )
-    assert run("-c", code) == "inspect_tinker_plugin._startup True"
-
-
 def test_inspect_imports_as_ever_when_the_package_is_gone(tmp_path: Path) -> None:
     (tmp_path / "inspect_tinker_plugin.py").write_text("raise RuntimeError('half uninstalled')\n")
     code = "import inspect_ai; print(hasattr(inspect_ai.Task, 'as_rl_dataset'))"
@@ -175,42 +164,6 @@ importlib.reload(inspect_tinker_plugin)
 print(count() == max(1, before))
 """
     assert run(*option, "-c", code, PYTHONPATH=WITHOUT_START_UP) == "True"
-
-
-@dataclass(frozen=True)
-class Installed:
-    python: str
-    folder: Path
-
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """A fresh environment with the built wheel, and this one's packages behind it."""
-    folder = tmp_path_factory.mktemp("wheel")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
-    wheel = ["wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), str(ROOT)]
-    subprocess.run([*pip, *wheel], check=True, capture_output=True)
-    venv.create(folder / "env", with_pip=False)
-    python = folder / "env/bin/python"
-    site = run("-c", "import site; print(site.getsitepackages()[0])", python=str(python))
-    (built,) = folder.glob("*.whl")
-    target = ["install", "--no-deps", "--no-index", "--target", site, str(built)]
-    subprocess.run([*pip, *target], check=True, capture_output=True)
-    # The other packages, found last, and without this environment's own start-up files.
-    others = [p for p in sys.path if p.endswith("site-packages")]
-    (Path(site) / "zz_others.pth").write_text("\n".join(others) + "\n")
-    return Installed(str(python), folder)
-
-
-def test_the_wheel_brings_method_and_command(installed: Installed) -> None:
-    code = (
-        "import inspect_tinker_plugin as p; from inspect_ai import Task\n"
-        "print(Task.as_rl_dataset.__name__, p.__file__)"
-    )
-    name, file = run("-c", code, python=installed.python).split()
-    assert name == "as_rl_dataset"
-    assert file.startswith(str(installed.folder))
-    assert "export" in run("-m", "inspect_ai", "rl", "--help", python=installed.python)
 
 
 def test_windows_is_refused_in_one_line() -> None:

@@ -66,9 +66,9 @@ def test_a_release_has_the_packages_and_small_files(built: Distributions) -> Non
     files = set(zipfile.ZipFile(built.wheel).namelist())
     packages = {path.name for path in (ROOT / "src").iterdir() if (path / "__init__.py").exists()}
     about = f"inspect_tinker_plugin-{VERSION}.dist-info"
-    pth = {name for name in files if name.endswith(".pth")}
-    assert {name.partition("/")[0] for name in files} == {*packages, about, *pth}
-    assert len(pth) == 1
+    [start_up] = (name for name in files if name.endswith(".pth"))
+    assert {name.partition("/")[0] for name in files} == {*packages, about, start_up}
+    assert b"InspectRLFinder" in zipfile.ZipFile(built.wheel).read(start_up)
     tracked = run("git", "ls-files", "src", cwd=ROOT).split()
     assert {name.removeprefix("src/") for name in tracked} <= files
 

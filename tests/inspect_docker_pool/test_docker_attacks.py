@@ -494,16 +494,3 @@ async def test_a_pipe_in_place_of_a_file_does_not_stop_a_reader(
     state = manager.engine.api.inspect_container(sandbox.container.id)["State"]
     assert (state["Running"], state["Paused"]) == (True, False)
     assert (await sandbox.exec(["echo", "on"])).stdout == "on\n"
-
-
-async def test_closed_files_are_read_beside_other_work(open_sandbox: Any) -> None:
-    sandbox = await open_sandbox()
-    await sandbox.exec(
-        ["sh", "-c", "mkdir /root/closed; echo a > /root/closed/f; chmod 0 /root/closed"]
-    )
-    reads = [sandbox.read_file("/root/closed/f") for _ in range(8)]
-    others = [sandbox.exec(["echo", "on"]) for _ in range(8)]
-    assert set(await asyncio.gather(*reads)) == {"a\n"}
-    assert {result.stdout for result in await asyncio.gather(*others)} == {"on\n"}
-    with pytest.raises(FileNotFoundError):
-        await sandbox.read_file("/root/closed/missing")

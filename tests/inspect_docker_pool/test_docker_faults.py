@@ -285,55 +285,6 @@ async def test_a_sandbox_is_dropped_under_the_pools_own_lock(manager: PoolManage
     await until(lambda: pool.state.leased == pool.state.removing == 0)
 
 
-# asyncio says that a task was destroyed; anyio has no loop to wake a reader in.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("what", ["wait", "command"])
-async def test_a_coroutine_is_closed_under_the_lock_that_its_end_takes(
-    image: str, manager: PoolManager, what: str
-) -> None:
-    """As by a garbage collection in a thread that holds it, when its loop has ended."""
-    config = DockerPoolConfig(image=image, warm=0, max=1)
-    first = await DockerPoolSandboxEnvironment.sample_init("test", config, {})
-    box: Any = first["default"]
-    (pool,) = manager.pools()
-    lock = pool._lock if what == "wait" else box._container._executor._sending
-
-    async def begin() -> None:
-        if what == "wait":
-            await DockerPoolSandboxEnvironment.sample_init("test", config, {})
-        await box.exec(["sleep", "600"])
-
-    coroutine = begin()
-
-    def abandon() -> None:
-        loop = asyncio.new_event_loop()
-        waiting = loop.create_task(coroutine)
-        loop.run_until_complete(asyncio.sleep(0.3))
-        waiting._log_destroy_pending = False  # type: ignore[attr-defined]
-        loop.close()
-
-    def close() -> None:
-        with lock, contextlib.suppress(RuntimeError):
-            coroutine.close()
-
-    await asyncio.to_thread(abandon)
-    closing = threading.Thread(target=close, daemon=True)
-    closing.start()
-    await asyncio.to_thread(closing.join, 60)
-    assert not closing.is_alive()
-    if what == "wait":
-        await until(lambda: not pool._waiters)
-    else:
-        running = "cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep 'sleep 60[0]'"
-        for _ in range(300):
-            if not (await box.exec(["sh", "-c", running])).success:
-                break
-            await asyncio.sleep(0.2)
-        else:
-            raise AssertionError("the command goes on")
-    await DockerPoolSandboxEnvironment.sample_cleanup("test", config, first, False)
-
-
 # The SDK leaves a socket to the garbage collector whenever the engine does not answer.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 class TestEngineRestart:
