@@ -34,20 +34,15 @@ def missing() -> str | None:
 class RayExecutor(Executor):
     """Runs each call as a Ray task.
 
-    A task whose worker or node dies is run again elsewhere, up to ``max_retries`` times; an
-    exception that the call raises is not retried, but given to the caller.
-
-    Args:
-        num_cpus: CPUs that Ray reserves for a call; decides how many run at once.
-        max_retries: How often a call is run again after its node was lost.
+    Ray reserves one CPU for each. A task whose worker or node dies is run again elsewhere, up to
+    three times; an exception that the call raises is not retried, but given to the caller.
     """
 
-    def __init__(self, *, num_cpus: float = 1, max_retries: int = 3) -> None:
+    def __init__(self) -> None:
         import ray
 
         self._ray = ray
-        options = {"num_cpus": num_cpus, "max_retries": max_retries, "retry_exceptions": False}
-        self._call: Any = ray.remote(**options)(_call)
+        self._call: Any = ray.remote(num_cpus=1, max_retries=3, retry_exceptions=False)(_call)
         self._environ = {
             name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)
         }

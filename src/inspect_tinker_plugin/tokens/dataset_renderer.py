@@ -19,6 +19,7 @@ from tinker_cookbook.renderers import Message, Renderer
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
+from inspect_tinker_plugin.contracts.policy import POLICY_MODEL
 from inspect_tinker_plugin.contracts.wording import spelt_out
 from inspect_tinker_plugin.tokens.messages import conversation_prefix
 from inspect_tinker_plugin.tokens.prompts import Extension, PromptTail, flatten
@@ -135,25 +136,14 @@ class DatasetRenderer:
 
     Args:
         renderer: the renderer of the model under training.
-        tokenizer: its tokenizer, if not ``renderer.tokenizer``.
-        images: whether the renderer can carry images; detected when ``None``.
         model: name of the policy in messages.
     """
 
-    def __init__(
-        self,
-        renderer: Renderer,
-        *,
-        tokenizer: Tokenizer | None = None,
-        images: bool | None = None,
-        model: str = "rl/policy",
-    ) -> None:
-        self._given = renderer, tokenizer
+    def __init__(self, renderer: Renderer, *, model: str = POLICY_MODEL) -> None:
+        self._given = renderer
         self.renderer = with_own_tokenizer(renderer)
-        self.tokenizer: Tokenizer = own_tokenizer(
-            renderer.tokenizer if tokenizer is None else tokenizer
-        )
-        self.images = carries_images(renderer) if images is None else images
+        self.tokenizer: Tokenizer = own_tokenizer(renderer.tokenizer)
+        self.images = carries_images(renderer)
         self.model = model
         with ONE_AT_A_TIME:
             self._set_up()
@@ -178,11 +168,7 @@ class DatasetRenderer:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle the renderer only; the tokenizer is loaded with it."""
-        renderer, tokenizer = self._given
-        rebuild = functools.partial(
-            DatasetRenderer, tokenizer=tokenizer, images=self.images, model=self.model
-        )
-        return rebuild, (renderer,)
+        return functools.partial(DatasetRenderer, model=self.model), (self._given,)
 
     def write(self, text: str) -> str:
         """Return a text as the renderer gets it: no half surrogate pair, no control token."""
