@@ -71,7 +71,7 @@ def interrupted(
     ("by", "ignoring"),
     [
         pytest.param(signal.SIGINT, "", id="Ctrl-C"),
-        pytest.param(signal.SIGTERM, "INT", id="SIGTERM"),
+        pytest.param(signal.SIGTERM, "INT", id="SIGTERM", marks=pytest.mark.nightly),
         pytest.param(signal.SIGHUP, "", id="SIGHUP", marks=pytest.mark.nightly),
     ],
 )

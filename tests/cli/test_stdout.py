@@ -43,7 +43,7 @@ EPISODE = "a task that talks in an episode"
     ("command", "arguments"),
     [
         ("rollout", ["--group-size", "1"]),
-        ("check", []),
+        pytest.param("check", [], marks=pytest.mark.nightly),
         ("audit", ["--out", "audit", "--fail-on", "never"]),
     ],
 )
