@@ -149,9 +149,7 @@ def leave(mode: str, stack: Stack) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize(
-    "mode", [pytest.param("return", marks=pytest.mark.nightly), "raise", *MOMENTS, "interrupt"]
-)
+@pytest.mark.parametrize("mode", ["return", "raise", *MOMENTS, "interrupt"])
 def test_leaving_a_process_leaves_no_container(mode: str, stack: Stack) -> None:
     process = leave(mode, stack)
     output, _ = process.communicate(timeout=180)

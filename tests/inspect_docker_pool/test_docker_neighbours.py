@@ -414,6 +414,14 @@ class TestDiskLimit:
         with pytest.raises(SandboxConfigError, match="read_only"):
             await open_sandbox(read_only=True, cap_drop=[])
 
+    @_AS_ROOT
+    async def test_removed_files_of_a_process_whose_first_thread_has_ended(
+        self, open_sandbox: Any, without_first_thread: bytes
+    ) -> None:
+        sandbox = await open_sandbox(disk="10m")
+        await sandbox.write_file("/root/program", without_first_thread)
+        await self._ends(sandbox, "chmod +x program; ./program &")
+
     async def test_memory_files_are_no_disk(self, open_sandbox: Any) -> None:
         sandbox = await open_sandbox(disk="10m")
         program = (

@@ -93,18 +93,6 @@ def test_warnings_after_a_training_do_not_go_to_its_closed_log(
     assert terminal.getvalue() == "something is left\n"
 
 
-def test_a_refused_request_leaves_no_folder(tmp_path: Path) -> None:
-    request = toy_request(tmp_path / "run", model=None)
-    with pytest.raises(ConfigError, match="at least 2"):
-        train(replace(request, group_size=1))
-    assert not request.log_dir.exists()
-    with pytest.raises(Started):
-        train(request)
-    with pytest.raises(ConfigError, match="at least 2"):
-        train(replace(request, group_size=1))
-    assert (request.log_dir / "tiny-model").is_dir(), "it was there before"
-
-
 def test_a_run_that_is_done_says_so(tmp_path: Path) -> None:
     said: list[str] = []
     with pytest.raises(Started):

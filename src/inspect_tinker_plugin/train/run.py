@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import shlex
-import shutil
 import sys
 import time
 import warnings
@@ -65,9 +64,6 @@ if TYPE_CHECKING:
 
 _MOST_AT_ONCE = 64
 
-TINY_MODEL = "tiny-model"
-"""Folder of the model that ``--local`` makes, in the run's folder."""
-
 
 class InterruptedRun(Exception):
     """The run was stopped from outside; the same command continues from its last checkpoint."""
@@ -110,9 +106,9 @@ def train(request: TrainRequest) -> TrainResult:
     check_request(request)
     log_dir = request.log_dir.expanduser().absolute()
     request = replace(request, log_dir=log_dir)
-    # Everything that can be refused is refused before the folder is touched or a server started.
-    with _nothing_left(log_dir):
-        run = plan_run(request, models=log_dir)
+    # Everything that can be refused is refused before a server is started, and before the folder
+    # is touched: --local leaves only its tiny model there, which the next command uses.
+    run = plan_run(request, models=log_dir)
     with _alone_in(log_dir):
         record_run(log_dir, run.identity())
         if run.trained and run.tested:
@@ -128,20 +124,6 @@ def train(request: TrainRequest) -> TrainResult:
     try_it = None if weights is None else _rollout_command(request, run.config, weights)
     evaluate_it = None if weights is None else _evaluation_command(request, run.config)
     return TrainResult(log_dir, log_dir / REPORT, read_steps(log_dir), weights, try_it, evaluate_it)
-
-
-@contextmanager
-def _nothing_left(log_dir: Path) -> Iterator[None]:
-    """Remove the folder that a refused request has made for its tiny model."""
-    new = not log_dir.exists()
-    try:
-        yield
-    except BaseException:
-        if new:
-            shutil.rmtree(log_dir / TINY_MODEL, ignore_errors=True)
-            with contextlib.suppress(OSError):  # another command has begun there
-                log_dir.rmdir()
-        raise
 
 
 @contextmanager
@@ -244,7 +226,7 @@ def _model(request: TrainRequest, models: Path) -> str:
     if request.model is None:
         from tinker_local import make_tiny_model
 
-        return str(make_tiny_model(models / TINY_MODEL, tokenizer=TOKENIZER_FOLDER))
+        return str(make_tiny_model(models / "tiny-model", tokenizer=TOKENIZER_FOLDER))
     return str(Path(request.model).expanduser().absolute())
 
 
