@@ -136,7 +136,7 @@ async def test_an_eval_of_samples_that_were_trained_on_says_so(
     assert "'plum' was trained on" in caplog.text
     for each in (log, read_eval_log(log.location), read_eval_log(log.location, header_only=True)):
         assert each.metadata["trained_on"] == {
-            "model": "tinker/tinker://m/final",
+            "model": f"tinker/{run}@4",
             "samples": 4,
             "ids": ["plum", "pear", "fig", "kiwi"],
         }

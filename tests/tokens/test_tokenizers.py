@@ -9,9 +9,7 @@ from collections.abc import Callable
 
 from tests.tokens.formats import tokenizer
 from tinker_cookbook.renderers import get_renderer
-from tinker_cookbook.tokenizer_utils import get_tokenizer
 
-from inspect_tinker_plugin.testing import load_tokenizer, tokenizer_path
 from inspect_tinker_plugin.tokens.dataset_renderer import DatasetRenderer
 from inspect_tinker_plugin.tokens.tokenizers import OwnTokenizer, own_tokenizer
 
@@ -91,10 +89,3 @@ def test_a_class_with_its_own_way_is_left_alone() -> None:
     own = copy.deepcopy(tokenizer())
     own.__class__ = Doubling
     assert own_tokenizer(own) is own
-
-
-def test_the_shipped_tokenizer_is_what_the_cookbook_loads_from_its_folder() -> None:
-    ours, of_cookbook = load_tokenizer(), get_tokenizer(str(tokenizer_path()))
-    assert type(ours) is type(of_cookbook)
-    assert repr(ours) == repr(of_cookbook)
-    assert ours.encode(TEXT) == of_cookbook.encode(TEXT)

@@ -43,7 +43,9 @@ def about_answers() -> Scanner[Transcript]:
 
 def roll_out(log_dir: Path, answers: list[str]) -> None:
     async def roll() -> None:
-        task = Task([Sample("2+2?", id=1, target="4")], scorer=includes())
+        # logs of one step are of several tasks, or of a step that was done again
+        named = f"sums-{answers[0]}"
+        task = Task([Sample("2+2?", id=1, target="4")], scorer=includes(), name=named)
         data = as_rl_dataset(task, renderer(), group_size=len(answers), log_dir=log_dir)
         [builder] = data.get_batch(0)
         await do_group_rollout(builder, Words(answers))

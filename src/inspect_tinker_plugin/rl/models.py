@@ -6,7 +6,6 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,8 +76,6 @@ def load_tokenizer(source: str) -> Any:
     Raises:
         ConfigError: It cannot be loaded.
     """
-    if Path(source) == TOKENIZER_FOLDER:
-        return _shipped_tokenizer()
     _require_hub(source)
     try:
         return get_tokenizer(source)
@@ -90,14 +87,6 @@ def load_tokenizer(source: str) -> Any:
             if offline
             else f"the tokenizer of {source} cannot be loaded: {text}"
         ) from error
-
-
-@cache
-def _shipped_tokenizer() -> Any:
-    """Load the shipped tokenizer by its class: to look the class up loads PyTorch's compiler."""
-    from transformers import PreTrainedTokenizerFast
-
-    return PreTrainedTokenizerFast.from_pretrained(str(TOKENIZER_FOLDER))
 
 
 def recommended_renderer(model: str, *, option: str = "renderer") -> str:

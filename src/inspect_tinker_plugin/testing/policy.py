@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from inspect_ai.model import ChatMessageUser, GenerateConfig, ModelOutput
 
@@ -31,9 +31,9 @@ def tokenizer_path() -> Path:
 @cache
 def load_tokenizer() -> Tokenizer:
     """Load the shipped tokenizer, once per process."""
-    from inspect_tinker_plugin.rl import models
+    from tinker_cookbook.tokenizer_utils import get_tokenizer
 
-    return cast("Tokenizer", models.load_tokenizer(str(tokenizer_path())))
+    return get_tokenizer(str(tokenizer_path()))
 
 
 def load_renderer(name: str = "qwen3_instruct") -> Renderer:
