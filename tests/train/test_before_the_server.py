@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tests.train.runs import TOY, Started, toy_request
 from tinker_cookbook.rl import train as cookbook
+from tinker_cookbook.utils.ml_log import JsonLogger
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.train.history import last_checkpoint
@@ -108,7 +109,27 @@ def test_a_run_that_is_done_says_so(tmp_path: Path) -> None:
     assert result.try_it is None, "there are no weights to sample from"
     with pytest.raises(Started):
         train(toy_request(tmp_path, steps=20, say=said.append))
-    assert said[1] == "continuing from the checkpoint of step 15"
+    assert said[1:] == ["continuing from the checkpoint of step 15"]
+
+
+def test_options_that_a_continued_run_changes_are_said(tmp_path: Path) -> None:
+    def request(**changes: Any) -> Any:
+        return toy_request(tmp_path, options={"reward": "mean"}, learning_rate=0.1, **changes)
+
+    with pytest.raises(Started):
+        train(request())
+    (tmp_path / "checkpoints.jsonl").write_text('{"batch": 5, "state_path": "tinker://a"}\n')
+    JsonLogger(tmp_path).log_hparams(plan_run(request(), models=tmp_path).config)
+    said: list[str] = []
+    with pytest.raises(Started):
+        train(request(steps=20, say=said.append))
+    with pytest.raises(Started):
+        train(request(group_size=4, max_tokens=9, say=said.append))
+    assert said == [
+        "continuing from the checkpoint of step 5",
+        "continuing from the checkpoint of step 5",
+        "from here on: group_size 4 instead of 16, max_tokens 9 instead of 16",
+    ]
 
 
 def test_the_last_weights_are_tested_when_an_interruption_left_that_out(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 from inspect_ai.log import read_eval_log
 from tinker_cookbook.rl import train as cookbook
 from tinker_cookbook.rl.rollouts import set_rollout_executor
+from tinker_cookbook.utils.ml_log import dump_config
 
 from inspect_tinker_plugin.contracts.errors import ConfigError, InspectRLError
 from inspect_tinker_plugin.contracts.policy import TOKENIZER_FOLDER
@@ -234,6 +235,8 @@ def _train(run: Run) -> None:
     request, log_dir = run.request, run.request.log_dir
     if run.done is not None and not run.trained:
         request.say(f"continuing from the checkpoint of step {run.done}")
+        if changed := _changed_options(log_dir, run.config):
+            request.say(f"from here on: {', '.join(changed)}")
     with ExitStack() as stack:
         server = _start_server(request, run.config, stack) if request.local else None
         if server is None:
@@ -266,6 +269,29 @@ def _train(run: Run) -> None:
             asyncio.run(loop if server is None else server.during(loop))
         except (KeyboardInterrupt, asyncio.CancelledError) as stop:
             raise InterruptedRun("interrupted") from stop
+
+
+_Plain = str | int | float | None
+
+_OF_ONE_COMMAND = {"max_steps", "min_batches", "base_url", "load_checkpoint_path"}
+"""Options in which the commands of one run, and the phases of one command, differ."""
+
+
+def _changed_options(log_dir: Path, config: Any) -> list[str]:
+    """Say which options of a continued run are other than those of the command before."""
+    try:
+        before = json.loads((log_dir / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    now = dump_config(config)
+    changed = {}
+    for old, new in ((before, now), (before.get("dataset_builder", {}), now["dataset_builder"])):
+        for name in old.keys() & new.keys() - _OF_ONE_COMMAND:
+            found = name == "context_window" and new[name] is None  # it is the model's own
+            is_plain = all(isinstance(each[name], _Plain) for each in (old, new))
+            if is_plain and old[name] != new[name] and not found and not name.startswith("kl_"):
+                changed[name] = f"{name} {new[name]!r} instead of {old[name]!r}"
+    return [changed[name] for name in sorted(changed)]
 
 
 async def _imitate_train_test(run: Run, executor: Executor | None) -> None:
