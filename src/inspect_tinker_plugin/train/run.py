@@ -295,14 +295,14 @@ def _changed_options(log_dir: Path, config: Any) -> list[str]:
 
 
 async def _imitate_train_test(run: Run, executor: Executor | None) -> None:
-    config, say = run.config, run.request.say
+    config, say, log_dir = run.config, run.request.say, run.request.log_dir
     # Not given to the cookbook's loop, which would shut it down at its end.
     set_rollout_executor(executor)
     try:
         if run.warm is not None:
-            start = imitated(run.request.log_dir)  # its episodes depend on it, done or not
-            if run.done is None:
-                start = await run.warm.imitate(config, say)
+            # Where training has begun, the episodes of finished groups still depend on it.
+            begun = run.done is not None
+            start = imitated(log_dir) if begun else await run.warm.imitate(config, say)
             config = chz.replace(config, load_checkpoint_path=start)
         done = run.done or 0
         for phase in split_phases(config, run.request):
@@ -315,11 +315,11 @@ async def _imitate_train_test(run: Run, executor: Executor | None) -> None:
             try:
                 await cookbook.main(phase)
             except (AssertionError, ValueError) as error:
-                if problem := await asyncio.to_thread(_nothing_to_train_on, run.request.log_dir):
+                if problem := await asyncio.to_thread(_nothing_to_train_on, log_dir):
                     raise InspectRLError(problem) from error
                 raise
             done = end
-            if phase.async_config is not None and (left := _untrained(run.request.log_dir, end)):
+            if phase.async_config is not None and (left := _untrained(log_dir, end)):
                 say(
                     f"{part_of(left, end, 'step')} not done: once every sample is taken, the "
                     "asynchronous loop throws away groups that are more than "
@@ -406,9 +406,9 @@ def _evaluation_command(request: TrainRequest, config: Any) -> str:
 
 def _task_words(task: MixedTask) -> list[str]:
     name = str(task.task)
-    words = [
-        TaskRef.parse(name).spec if os.path.isabs(name) else name
-    ]  # `inspect eval` wants @task
+    if os.path.isabs(name):  # `inspect eval` takes no whole path without @task
+        name = TaskRef.parse(name).spec
+    words = [name]
     for name, value in (task.task_args or {}).items():
         words += ["-T", f"{name}={json.dumps(value) if not isinstance(value, str) else value}"]
     return words
