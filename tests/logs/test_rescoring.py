@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+import sys
 import zipfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,7 +16,7 @@ import pytest
 from inspect_ai import Task
 from inspect_ai import eval as inspect_eval
 from inspect_ai._util.logger import _warned  # private: a warning is given once per process
-from inspect_ai.log import EvalLog
+from inspect_ai.log import EvalLog, read_eval_log
 from inspect_ai.scorer import Score, Target, accuracy
 from inspect_ai.solver import TaskState, generate
 from tests.functions import make_scorer
@@ -39,6 +40,7 @@ from inspect_tinker_plugin.cli.main import rl
 from inspect_tinker_plugin.contracts.errors import ConfigError, EpisodeError
 from inspect_tinker_plugin.logs import assemble_pending, trajectory_groups
 from inspect_tinker_plugin.logs.rescoring import Rescored, Rescoring, rescore
+from inspect_tinker_plugin.tasks.loading import create_from_file
 
 WORDS = [["2", "some words", "2"], ["4", "4", "no no"]]
 
@@ -230,6 +232,70 @@ def test_the_same_call_only_makes_what_is_missing_or_failed(
     with pytest.raises(ConfigError, match="is there already and is not what this command makes"):
         asyncio.run(rescore(logs, Rescoring(output=tmp_path / "new", reward="first")))
     assert not [path for path in (tmp_path / "new").iterdir() if path.suffix != ".eval"]
+
+
+@make_scorer(accuracy())
+async def is_busy(state: TaskState, target: Target) -> Score:
+    """Answers from as many calls on as words were said."""
+    said = state.output.completion
+    asked.append(said)
+    if (calls := asked.count(said)) <= len(said.split()):
+        raise ConnectionError("the judge is busy")
+    return Score(value=calls)
+
+
+def test_the_same_call_asks_only_for_scores_that_are_missing(tmp_path: Path) -> None:
+    task = Task(dataset=sums(1), solver=generate(), scorer=is_busy())
+    log = rolled(task, tmp_path / "old", [["a", "a b", "a b c"]], on_error=-1.0)
+    made = []
+    for _ in range(3):
+        new, done = rescored(log, tmp_path / "new", failed=True)
+        made.append((rewards(new), done.scored))
+    assert made == [([2, None, None], 3), ([2, 3, None], 2), ([2, 3, 4], 1)]
+    assert [one["status"] for one in seen(new)] == ["graded"] * 3
+    assert [each.get_total_rewards() for each in trajectory_groups(samples(new))] == [[2, 3, 4]]
+
+
+FILE = """
+import os
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import Score, mean, scorer
+from inspect_ai.solver import generate
+from worth_of_{name} import WORTH
+
+@scorer(metrics=[mean()])
+def judged():
+    async def score(state, target):
+        if os.environ["JUDGE"] == "down":
+            raise ConnectionError("the judge is down")
+        return Score(value=WORTH)
+    return score
+
+@task
+def {name}():
+    return Task(dataset=[Sample(id=1, input="?")], solver=generate(), scorer=judged())
+"""
+
+
+def test_scorers_of_files_are_those_of_the_logs_own_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUDGE", "down")
+    logs = []
+    for name, worth in [("apples", 0.25), ("pears", 0.75)]:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / f"worth_of_{name}.py").write_text(f"WORTH = {worth}")
+        (folder / "task.py").write_text(FILE.format(name=name))
+        task = create_from_file(folder / "task.py", name, {})
+        logs.append(rolled(task, folder / "old", [["a", "b"]], on_error=-1.0))
+        del sys.modules[f"worth_of_{name}"]
+    monkeypatch.setenv("JUDGE", "up")
+    how = Rescoring(output=tmp_path / "new", failed=True)
+    done = asyncio.run(rescore([log.location for log in logs], how))
+    assert done.failures == []
+    assert [rewards(read_eval_log(str(log))) for log in done.logs] == [[0.25] * 2, [0.75] * 2]
 
 
 def words_are_dear(result: EpisodeResult) -> float:

@@ -207,11 +207,26 @@ class LogRewards:
         """The scorers that the log's header names."""
         named: dict[str, Scorer] = {}
         try:
+            self._run_task_file()
             for scorer in internals.resolve_scorers(self.log) if self.log.eval.scorers else []:
                 named[internals.unique_scorer_name(scorer, list(named))] = scorer
         except Exception as error:  # each package raises its own kind
             raise self._not_made(error) from error
         return named
+
+    def _run_task_file(self) -> None:
+        """Run the log's task file as an eval does, so that scorers of this file are registered.
+
+        Another log's file may have scorers of the same names, and Inspect, which runs a file only
+        for names that are not there, runs it without its folder.
+        """
+        file = Path(self.log.eval.task_file or "")
+        names = [each.name for each in self.log.eval.scorers or [] if "/" not in each.name]
+        own = [
+            name for name in names if not internals.registry_lookup("scorer", f"inspect_ai/{name}")
+        ]
+        if own and file.is_file():
+            internals.load_file_tasks(file)
 
     @cached_property
     def _models(self) -> tuple[Model, dict[str, Any]]:

@@ -84,7 +84,8 @@ async def rescore(
     """Compute rewards again and write new logs; the old ones are never changed.
 
     Each new log appears complete, under the name of the old one. A call that was interrupted
-    continues with the logs that are missing, and with those in which rewards had failed.
+    continues with the logs that are missing, and with those in which rewards had failed; scores
+    that scorers have given there are kept.
 
     Args:
         logs: Paths of logs of rollouts on this machine.
@@ -118,11 +119,14 @@ async def rescore(
             "failed_only": how.failed,
         }
         done.logs.append(target)
-        if await asyncio.to_thread(_is_done, target, about, how.overwrite):
+        failed = await asyncio.to_thread(_count_failed, target, about, how.overwrite)
+        if failed == 0:
             done.earlier += 1
             advance(size)
             continue
         log = await asyncio.to_thread(_read, source)
+        if failed:
+            _take_scores(log, await asyncio.to_thread(_read, target))
         if penalties := (log.eval.metadata or {}).get("monitor_penalty"):
             reward = resolve_reward(MonitorPenalty(reward.aggregator, weights=penalties))
         work = LogRewards(log, reward, group_reward, how.failed, how.roles)
@@ -239,10 +243,10 @@ def _logged_scores(header: EvalLog) -> list[str]:
     ]
 
 
-def _is_done(target: Path, about: Mapping[str, Any], overwrite: bool) -> bool:
-    """Whether an earlier call has made a log."""
+def _count_failed(target: Path, about: Mapping[str, Any], overwrite: bool) -> int | None:
+    """Return how many rewards had failed in a log of an earlier call; ``None`` without one."""
     if overwrite or not target.exists():
-        return False
+        return None
     try:
         header = read_eval_log(str(target), header_only=True)
         found = (header.eval.metadata or {}).get(RESCORED)
@@ -253,7 +257,16 @@ def _is_done(target: Path, about: Mapping[str, Any], overwrite: bool) -> bool:
             f"{target} is there already and is not what this command makes; choose another "
             "--output, or replace it with --overwrite"
         )
-    return not found.get("failed")
+    return int(found.get("failed") or 0)
+
+
+def _take_scores(log: EvalLog, earlier: EvalLog) -> None:
+    """Give rollouts the scores of an earlier call, so that only the missing ones are made again."""
+    scored = {(record.id, record.epoch): record for record in earlier.samples or []}
+    for record in log.samples or []:
+        if found := scored.get((record.id, record.epoch)):
+            record.scores = own_scores(earlier, found) or None
+            record.events, record.attachments = found.events, found.attachments
 
 
 def _write(log: EvalLog, target: Path) -> None:
