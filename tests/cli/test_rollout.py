@@ -161,8 +161,6 @@ def test_a_group_reward_and_a_tool_executor_are_chosen_by_name() -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([LOG_SEARCH, "--policy", "tinker"], "--policy tinker needs --model"),
-        ([LOG_SEARCH, "--policy", "scripted", "--model", "m"], "does not go with"),
         ([LOG_SEARCH, "--script", "none.jsonl", "--model", "m"], "does not go with --model"),
         ([LOG_SEARCH, "--script", "none.jsonl"], "the script none.jsonl cannot be read"),
         ([LOG_SEARCH, "--renderer", "qwen99"], "no renderer qwen99"),

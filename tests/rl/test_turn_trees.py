@@ -36,6 +36,7 @@ from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import Env, Metrics, Trajectory, TrajectoryGroup, Transition
 
+from inspect_tinker_plugin.logs import GroupSlot
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
 
@@ -167,7 +168,7 @@ async def play(
     )
     made = as_rl_dataset(task, renderer(), group_size=1).get_batch(0)[0]
     assert isinstance(made, InspectGroupBuilder)
-    builder = InTime(made.handle, made.sample, batch=0, index=0, groups=1)
+    builder = InTime(made.handle, made.sample, GroupSlot(0, 0, 1))
     policy = Marked(lines)
     group = await do_group_rollout(builder, policy)
     return group, builder.before[0], policy

@@ -28,6 +28,7 @@ from inspect_tinker_plugin.train.history import (
     read_scans,
 )
 from inspect_tinker_plugin.train.report import render
+from inspect_tinker_plugin.train.request import TrainRequest
 from inspect_tinker_plugin.train.scans import check_scanners, find_alarms, scanned
 
 SCANNER = """
@@ -62,7 +63,8 @@ def test_batches_are_scanned_beside_the_training(tmp_path: Path) -> None:
     files = [str(tmp_path / name) for name in ("scanner.py", "broken.py")]
     for answers in (["4"] * 4, ["5", "3", "2", "1"]):
         roll_out(tmp_path / ROLLOUT_LOGS, answers)
-    with scanned(tmp_path, files, limit=2, tokens=None, model=None, say=said.append):
+    request = TrainRequest(task="t", log_dir=tmp_path, scan=files, scan_limit=2, say=said.append)
+    with scanned(request):
         pass
     rows = read_rows(tmp_path / SCANS)
     assert sorted(row["scan/about_answers"] for row in rows) == [0.0, 1.0]
@@ -99,7 +101,8 @@ def test_batches_that_are_not_scanned_are_counted(tmp_path: Path) -> None:
     pytest.importorskip("inspect_scout")
     said: list[str] = []
     roll_out(tmp_path / ROLLOUT_LOGS, ["4"])
-    with scanned(tmp_path, ["scanner.py"], limit=1, tokens=0, model=None, say=said.append):
+    scan: dict[str, Any] = {"scan": ["scanner.py"], "scan_limit": 1, "scan_tokens": 0}
+    with scanned(TrainRequest(task="t", log_dir=tmp_path, say=said.append, **scan)):
         pass
     assert said[-1] == "not scanned: 1 of 1 batch"
 

@@ -54,11 +54,6 @@ DEFAULT_RENDERER = "qwen3_instruct"
 @click.command("rollout")
 @task_options
 @click.option(
-    "--policy",
-    type=click.Choice(["scripted", "tinker"]),
-    help="Who answers; by default tinker with --model, else scripted.",
-)
-@click.option(
     "--script",
     type=click.Path(path_type=Path),
     metavar="FILE",
@@ -147,11 +142,7 @@ def _roll_out(choices: dict[str, Any], renderer: Renderer, server: LocalServer |
 
 def _check_choices(choices: dict[str, Any]) -> None:
     """Refuse options that contradict each other, before anything is loaded."""
-    model, policy = choices["model"], choices["policy"]
-    if policy == "tinker" and model is None:
-        raise click.UsageError("--policy tinker needs --model.")
-    if policy == "scripted" and model is not None:
-        raise click.UsageError("--model does not go with --policy scripted.")
+    model = choices["model"]
     if choices["local"] is not None:
         if model is None or not model.startswith("tinker://"):
             raise click.UsageError("--local needs --model tinker://..., weights of that run.")

@@ -16,6 +16,7 @@ from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.types import RLDataset
 
 from inspect_tinker_plugin.contracts.errors import ConfigError, RendererError, TaskError
+from inspect_tinker_plugin.logs import GroupSlot
 from inspect_tinker_plugin.logs.index import logged_outcomes
 from inspect_tinker_plugin.options import (
     DatasetKeywords,
@@ -153,10 +154,7 @@ class InspectRLDataset(RLDataset):
             InspectGroupBuilder(
                 self.handle,
                 self.samples[position],
-                batch=index,
-                index=number,
-                groups=len(positions),
-                step_known=not self.interleaved,
+                GroupSlot(index, number, len(positions), step_known=not self.interleaved),
                 outcome=(
                     self._order.outcome_file(index, number, position)
                     if isinstance(self._order, Sampled)

@@ -56,11 +56,7 @@ class InspectGroupBuilder(EnvGroupBuilder):
     Args:
         handle: Task, renderer and options of the dataset.
         sample: The sample, with an id.
-        batch: Index of the batch that the group belongs to, from 0.
-        index: Index of the group in its batch, from 0.
-        groups: Groups in that batch.
-        step_known: Whether the trainer's step follows from the batch. It does not if another
-            dataset takes groups out of batches.
+        slot: Its position in the training.
         outcome: Where the group's rewards go, if a sampler learns from them.
         size: Episodes of the group, if not ``group_size``.
     """
@@ -69,29 +65,18 @@ class InspectGroupBuilder(EnvGroupBuilder):
         self,
         handle: TaskHandle,
         sample: Sample,
+        slot: GroupSlot,
         *,
-        batch: int,
-        index: int,
-        groups: int,
-        step_known: bool = True,
         outcome: OutcomeFile | None = None,
         size: int | None = None,
     ) -> None:
         self.handle = handle
         self.sample = sample
-        self.batch = batch
-        self.index = index
-        self.groups = groups
-        self.step_known = step_known
+        self.slot = slot
         self.outcome = outcome
         self.size = handle.options.group_size if size is None else size
         self._envs: list[tuple[_Maker, InspectEnv]] = []
         self._finished: list[tuple[float, Metrics]] | None = None
-
-    @property
-    def slot(self) -> GroupSlot:
-        """Its position, for the logs."""
-        return GroupSlot(self.batch, self.index, self.groups, step_known=self.step_known)
 
     async def take_finished(self, log: Path) -> list[Trajectory] | None:
         """Take the group from the log of a run that was stopped, instead of rolling it out.
@@ -102,7 +87,7 @@ class InspectGroupBuilder(EnvGroupBuilder):
         """
         run = self.handle.log_run
         assert run is not None
-        records = await asyncio.to_thread(read_group, log, self.index)
+        records = await asyncio.to_thread(read_group, log, self.slot.index)
         given = received(records)
         if given is None or any(record.id != self.sample.id for record in records):
             return None

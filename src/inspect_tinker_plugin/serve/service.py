@@ -20,6 +20,7 @@ from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY, Trajectory
 
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.contracts.errors import ConfigError, EpisodeError
+from inspect_tinker_plugin.logs import GroupSlot
 from inspect_tinker_plugin.options import (
     DatasetKeywords,
     DatasetOptions,
@@ -127,10 +128,7 @@ class RolloutService:
         builder = InspectGroupBuilder(
             self._handle,
             self.sample(sample),
-            batch=next(self._groups),
-            index=0,
-            groups=1,
-            step_known=False,
+            GroupSlot(next(self._groups), 0, 1, step_known=False),
             size=size,
         )
 

@@ -254,16 +254,7 @@ def _train(run: Run) -> None:
         stack.enter_context(
             show_progress(log_dir, request.say, steps=run.config.max_steps, penalties=penalties)
         )
-        stack.enter_context(
-            scanned(
-                log_dir,
-                request.scan,
-                limit=request.scan_limit,
-                tokens=request.scan_tokens,
-                model=request.scan_model,
-                say=request.say,
-            )
-        )
+        stack.enter_context(scanned(request))
         loop = _imitate_train_test(run, executor)
         try:
             asyncio.run(loop if server is None else server.during(loop))

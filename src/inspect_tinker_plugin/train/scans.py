@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -29,6 +29,7 @@ from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.wording import counted, part_of
 from inspect_tinker_plugin.processes import read_rows
 from inspect_tinker_plugin.train.history import REWARD, ROLLOUT_LOGS, SCANS, Row, number
+from inspect_tinker_plugin.train.request import TrainRequest
 
 PERIOD = 2.0
 """Seconds between looks at the folder of logs."""
@@ -79,32 +80,16 @@ def check_scanners(scanners: Sequence[str]) -> None:
 
 
 @contextmanager
-def scanned(
-    log_dir: Path,
-    scanners: Sequence[str],
-    *,
-    limit: int,
-    tokens: int | None,
-    model: str | None,
-    say: Callable[[str], None],
-) -> Iterator[None]:
-    """Scan the batches of a run while it trains, and what is left of them at its end.
-
-    Args:
-        log_dir: Folder of the run.
-        scanners: Files with scanners, or with a scan job.
-        limit: Rollouts per batch and file that are scanned, chosen at random.
-        tokens: Tokens of all scans together after which none is begun; ``None`` for no bound.
-        model: Model of scanners that ask one.
-        say: Shows a line of progress.
-    """
-    if not scanners:
+def scanned(request: TrainRequest) -> Iterator[None]:
+    """Scan the batches of a run while it trains, and what is left of them at its end."""
+    if not request.scan:
         yield
         return
-    words = [str(log_dir), "--limit", str(limit)]
-    words += ["--tokens", str(tokens)] if tokens is not None else []
-    words += ["--model", model] if model is not None else []
-    files = [str(Path(each).expanduser().absolute()) for each in scanners]
+    log_dir, say = request.log_dir, request.say
+    words = [str(log_dir), "--limit", str(request.scan_limit)]
+    words += ["--tokens", str(request.scan_tokens)] if request.scan_tokens is not None else []
+    words += ["--model", request.scan_model] if request.scan_model is not None else []
+    files = [str(Path(each).expanduser().absolute()) for each in request.scan]
     with (log_dir / "scans.log").open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", __spec__.name, *words, *files],

@@ -66,9 +66,9 @@ class UseFinished(RolloutStrategy):
         group = env_group_builder
         if (
             isinstance(group, InspectGroupBuilder)
-            and group.batch == self.step
+            and group.slot.batch == self.step
             and str(group.handle.options.log_dir) == self.folder
-            and (log := self.logs.get(f"{group.handle.name}/{group.index}")) is not None
+            and (log := self.logs.get(f"{group.handle.name}/{group.slot.index}")) is not None
         ):
             try:
                 taken = await group.take_finished(Path(log))
