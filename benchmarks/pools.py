@@ -25,10 +25,10 @@ from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.util import SandboxEnvironmentSpec
 
+from inspect_docker_pool.compose import parse_config
 from inspect_docker_pool.config import DockerPoolConfig
 from inspect_docker_pool.environment import DockerPoolSandboxEnvironment as Pooled
-from inspect_docker_pool.environment import prewarm
-from inspect_docker_pool.manager import close_all
+from inspect_docker_pool.manager import close_all, pool_manager
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.inspect_internals import registry_find_sandboxenv
 from inspect_tinker_plugin.rl.prewarm import Ahead, Batches
@@ -134,8 +134,11 @@ async def _warm(image: str, rounds: int) -> tuple[float, float]:
         compose = _compose(Path(folder), image)
         config = DockerPoolConfig(image=image, warm=1)
         await stock.task_init("bench", compose)
+        pool = await pool_manager().prepare(parse_config(config))
+        pool.tend()
         for _ in range(rounds):
-            await prewarm(config, 1)
+            while not pool.state.idle:  # noqa: ASYNC110  (threads start them)
+                await asyncio.sleep(0.02)
             for kind, given, into in ((stock, compose, times[0]), (Pooled, config, times[1])):
                 begun = time.perf_counter()
                 environments = await kind.sample_init("bench", given, {})

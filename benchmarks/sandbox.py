@@ -32,14 +32,22 @@ from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util import SandboxEnvironment, SandboxEnvironmentSpec, sandbox
 
+from inspect_docker_pool.compose import parse_config
 from inspect_docker_pool.config import DockerPoolConfig
-from inspect_docker_pool.environment import prewarm
 from inspect_docker_pool.manager import close_all, pool_manager
 from inspect_tinker_plugin import EpisodeOptions, EpisodeResult, EpisodeRunner
 from inspect_tinker_plugin.inspect_internals import registry_find_sandboxenv
 
 Times = dict[str, list[float]]
 _KILOBYTE = "x" * 1024
+
+
+async def prewarm(config: DockerPoolConfig, count: int) -> None:
+    """Wait until this many containers are ready."""
+    pool = await pool_manager().prepare(parse_config(config))
+    pool.expect(count)
+    while pool.state.idle < count:  # noqa: ASYNC110  (threads start them)
+        await asyncio.sleep(0.02)
 
 
 class Side:

@@ -7,9 +7,7 @@ from inspect_docker_pool.context import (
     SandboxMetrics,
     process_metrics,
     record_sandbox_metrics,
-    sandbox_metrics,
 )
-from inspect_docker_pool.environment import prewarm
 from inspect_docker_pool.errors import (
     SandboxConfigError,
     SandboxDiedError,
@@ -30,8 +28,6 @@ __all__ = [
     "SandboxMetrics",
     "SandboxMisusedError",
     "SandboxStartError",
-    "prewarm",
     "process_metrics",
     "record_sandbox_metrics",
-    "sandbox_metrics",
 ]

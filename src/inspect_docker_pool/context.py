@@ -59,11 +59,6 @@ def record_sandbox_metrics() -> Iterator[SandboxMetrics]:
         _recorder.reset(token)
 
 
-def sandbox_metrics() -> dict[str, float]:
-    """Return the sums of the innermost recorder, or of the whole process outside of one."""
-    return (_recorder.get() or _process).snapshot()
-
-
 def process_metrics() -> dict[str, float]:
     """Return the sums of the whole process, pre-warmed containers included."""
     return _process.snapshot()

@@ -58,31 +58,6 @@ from inspect_docker_pool.snapshot import Tape, taped
 logger = logging.getLogger(__name__)
 
 
-async def prewarm(
-    config: SandboxEnvironmentConfigType | None,
-    count: int,
-    *,
-    metadata: dict[str, Any] | None = None,
-) -> None:
-    """Build or pull the image and wait until ``count`` containers are ready.
-
-    Call it where the dataset is built, so that the first batch of rollouts finds its
-    sandboxes started.
-
-    Args:
-        config: as for the task's sandbox: a path, an image name or a configuration object.
-        count: containers wanted; the configuration's ``max`` still holds.
-        metadata: a sample's metadata, if the compose file refers to it.
-
-    Raises:
-        SandboxError: with a type and message as for an episode's own start.
-    """
-    manager = pool_manager()
-    parsed = parse_config(config, sample_variables(metadata or {}))
-    pool = await manager.prepare(parsed)
-    await pool.prewarm(count)
-
-
 @dataclass(frozen=True)
 class Ahead:
     """What samples of one configuration take; made before they ask for it."""

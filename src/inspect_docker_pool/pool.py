@@ -17,8 +17,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 
-import anyio
-
 from inspect_docker_pool.config import ProjectConfig
 from inspect_docker_pool.context import ACQUIRE, WARM_HITS, exceeds_bounds, measure
 from inspect_docker_pool.engine import CLOSED, Engine, settled, undo
@@ -171,11 +169,9 @@ class Pool:
         self._dedicated = 0  # starting projects that come from a snapshot, for one caller
         self._removing = 0
         self._failures = 0
-        self._last_error: SandboxError | None = None
         self._retry_at = 0.0
         self._warm = config.pool.warm
         self._max = config.pool.max
-        self._cut = False  # whether there were too few networks for all that were wanted
         self._floor = 0
         self._resting = False
         self._last_used = float("-inf")
@@ -206,8 +202,8 @@ class Pool:
         """Record that somebody wants this pool's projects."""
         self._last_used = time.monotonic()
 
-    def expect(self, count: int) -> int:
-        """Start projects for future callers, as many as ``max`` allows; return how many.
+    def expect(self, count: int) -> None:
+        """Start projects for future callers, as many as ``max`` allows.
 
         They are kept until as many callers have come. Zero cancels the expectation.
         """
@@ -217,25 +213,6 @@ class Pool:
             room = count if self._max is None else min(count, self._max - len(self._leased))
             self._floor = max(self._floor, room) if count else 0
         self.tend()
-        return room
-
-    async def prewarm(self, count: int) -> None:
-        """Wait until this many projects are ready (as far as ``max`` allows).
-
-        Raises:
-            SandboxError: the first start that failed.
-        """
-        failures = self._failures
-        room = self.expect(count)
-        while True:
-            with self._lock:
-                # Callers that come in the meantime take from the pool.
-                cut = self._cut and not self._starting
-                if cut or len(self._idle) >= min(room, self._floor):
-                    return
-                if self._failures > failures or self._closed:
-                    raise self._last_error or SandboxStartError(CLOSED)
-            await anyio.sleep(0.02)
 
     async def acquire(self, image: Image | None = None, *, begun: float | None = None) -> Project:
         """Wait for a project for this caller alone; first come, first served.
@@ -392,18 +369,15 @@ class Pool:
                         self._networks.leave(self)
                         break
                     if not self._networks.take(self, self._own, exceeds=waiter.exceeds):
-                        self._cut = True
                         break
                     waiter.booked = waiter.image is not None
                     starts.append(waiter if waiter.booked else None)
             else:
                 self._networks.leave(self)
-                self._cut = self._own > 0 and self._networks.are_short()
                 warm = self._warm_now() if time.monotonic() >= self._retry_at else 0
                 refill = min(max(0, warm - supply), room - len(starts))
                 for _ in range(refill):
                     if not self._networks.take(self, self._own, queues=False):
-                        self._cut = True
                         break
                     starts.append(None)
             self._starting += len(starts)
@@ -477,7 +451,6 @@ class Pool:
         with self._lock:
             self._ended_start(waiter)
             self._failures += 1
-            self._last_error = ex
             delay = min(MAX_BACKOFF_SECONDS, 0.5 * 2 ** min(self._failures, 10))
             self._retry_at = time.monotonic() + delay
             # A caller gets the error immediately: the episode runner decides about retries.

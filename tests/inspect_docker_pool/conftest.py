@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import until
 
+from inspect_docker_pool.compose import parse_config
 from inspect_docker_pool.config import DockerPoolConfig
 from inspect_docker_pool.environment import DockerPoolSandboxEnvironment
 from inspect_docker_pool.manager import PoolManager, close_all, pool_manager
@@ -288,6 +290,13 @@ Opener = Callable[..., Awaitable[DockerPoolSandboxEnvironment]]
 @pytest.fixture
 def image() -> str:
     return IMAGE
+
+
+async def prewarm(config: DockerPoolConfig | str, count: int) -> None:
+    """Wait until this many projects are ready for a configuration."""
+    pool = await pool_manager().prepare(parse_config(config))
+    pool.expect(count)
+    await until(lambda: pool.state.idle >= count)
 
 
 async def take(config: DockerPoolConfig | str) -> DockerPoolSandboxEnvironment:

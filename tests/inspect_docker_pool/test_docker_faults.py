@@ -17,11 +17,12 @@ from typing import Any
 
 import pytest
 from inspect_ai.util import OutputLimitExceededError
+from tests.inspect_docker_pool.conftest import prewarm
 from tests.waiting import until
 
 from inspect_docker_pool import executor
 from inspect_docker_pool.config import DockerPoolConfig
-from inspect_docker_pool.environment import DockerPoolSandboxEnvironment, prewarm
+from inspect_docker_pool.environment import DockerPoolSandboxEnvironment
 from inspect_docker_pool.errors import (
     SandboxDiedError,
     SandboxEngineError,
@@ -122,7 +123,7 @@ async def test_a_container_that_does_not_come_up_says_what_it_said(open_sandbox:
     with pytest.raises(SandboxError, match="no-such-folder"):
         await open_sandbox(working_dir="/etc/passwd/no-such-folder")
     with pytest.raises(SandboxError):
-        await prewarm(DockerPoolConfig(image="inspect-rl-test/python:1", user="nobody-here"), 1)
+        await open_sandbox(user="nobody-here")
 
 
 async def test_an_engine_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

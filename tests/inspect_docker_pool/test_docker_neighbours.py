@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.inspect_docker_pool.conftest import SilentEngine, take
+from tests.inspect_docker_pool.conftest import SilentEngine, prewarm, take
 from tests.waiting import until
 
 from inspect_docker_pool import pool as pools
-from inspect_docker_pool import prewarm
 from inspect_docker_pool.compose import parse_config
 from inspect_docker_pool.config import DockerPoolConfig
 from inspect_docker_pool.context import process_metrics
@@ -250,7 +249,7 @@ async def test_configurations_with_networks_take_turns(
         most = max(most, sum(map(len, (p.projects_in_use() for p in manager.pools()))))
         sandbox.release()
 
-    await prewarm(str(paths[0]), count=9)  # as many as there are networks
+    await prewarm(str(paths[0]), 2)  # as many as there are networks
     async with asyncio.timeout(90), asyncio.TaskGroup() as tasks:
         for path in (*paths[:1] * 9, *paths[1:]):
             tasks.create_task(run(path))

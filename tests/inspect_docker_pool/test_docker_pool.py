@@ -15,12 +15,12 @@ from inspect_ai.solver import Generate, TaskState
 from inspect_ai.tool import bash_session, text_editor
 from inspect_ai.util import SandboxEnvironmentSpec, sandbox
 from tests.functions import make_solver
-from tests.inspect_docker_pool.conftest import take
+from tests.inspect_docker_pool.conftest import prewarm, take
 from tests.waiting import until
 
 from inspect_docker_pool import process_metrics, record_sandbox_metrics
 from inspect_docker_pool.config import DockerPoolConfig
-from inspect_docker_pool.environment import DockerPoolSandboxEnvironment, prewarm
+from inspect_docker_pool.environment import DockerPoolSandboxEnvironment
 from inspect_docker_pool.lease import Lease, remove_owned
 from inspect_docker_pool.manager import PoolManager, pool_manager
 

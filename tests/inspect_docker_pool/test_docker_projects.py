@@ -16,9 +16,10 @@ from inspect_ai.scorer import Score, Target, mean
 from inspect_ai.solver import Generate, TaskState
 from inspect_ai.util import SandboxEnvironment, sandbox
 from tests.functions import make_scorer, make_solver
+from tests.inspect_docker_pool.conftest import prewarm
 from tests.waiting import until
 
-from inspect_docker_pool import prewarm, process_metrics, record_sandbox_metrics
+from inspect_docker_pool import process_metrics, record_sandbox_metrics
 from inspect_docker_pool.command import Command
 from inspect_docker_pool.environment import DockerPoolSandboxEnvironment as Env
 from inspect_docker_pool.errors import SandboxImageError, SandboxStartError
