@@ -15,7 +15,6 @@ from inspect_ai.model import ModelOutput
 
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.testing import say
-from tinker_local import Imitation
 
 TASKS = Path(__file__).with_name("spelling.py")
 LETTERS = 4
@@ -35,7 +34,7 @@ if __name__ == "__main__":
             play=write,
             groups=16,
             group_size=16,
-            how=Imitation(steps=60),
+            steps=60,
         ),
         Path(folder),
         run=name,  # both begin with the same model
