@@ -99,7 +99,7 @@ async def _next_batch(image: str, paths: list[str], ahead_for: float | None) -> 
         batches = Batches(
             lambda batch: rest if batch else [first], count=2, size=len(rest), group_size=1
         )
-        Ahead(task, EpisodeRunner(task).prepared, batches)
+        Ahead(task, EpisodeRunner(task), batches)
         await asyncio.sleep(ahead_for)
     begun = time.perf_counter()
     taken = await asyncio.gather(*(Pooled.sample_init("bench", c, {}) for c in configs))

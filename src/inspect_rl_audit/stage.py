@@ -121,7 +121,7 @@ class Stage:
 
     async def sandbox_of(self, sample: Sample) -> str | None:
         """Type of the sandbox that a sample runs in, ``None`` without one."""
-        spec = await self._plain.prepared.sandbox_of(sample)
+        spec = await self._plain.sandbox_of(sample)
         return None if spec is None else spec.type
 
     async def run(self, plays: Sequence[Play], *, alone: bool = False) -> list[EpisodeRecord]:
@@ -178,7 +178,7 @@ class Stage:
     def _write(self, samples: list[EvalSample], path: Path) -> None:
         path.parent.mkdir(exist_ok=True)
         spec = eval_spec(
-            self._plain.prepared,
+            self._plain,
             run_id=uuid.uuid4().hex[:22],
             group_size=1,
             metadata={},

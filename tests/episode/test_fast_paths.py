@@ -131,7 +131,7 @@ async def test_a_scorer_that_reads_the_transcript_finds_what_happened() -> None:
         result = await answers(quiet)
         [found] = result.scores.values()
         assert found.score.answer == expected.score.answer
-    assert quiet.prepared.reads_events
+    assert quiet.reads_events
 
 
 @make_scorer(mean())
@@ -178,7 +178,7 @@ async def test_who_does_not_read_goes_on_the_fast_path() -> None:
     await episode.reply(ModelOutput.from_content("rl/policy", "so"))
     [event] = [each for each in episode.events if isinstance(each, ModelEvent)]
     assert (event.output.completion, event.pending) == ("so", None)
-    assert not runner.prepared.reads_events
+    assert not runner.reads_events
 
 
 # memory

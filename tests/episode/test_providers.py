@@ -152,7 +152,7 @@ async def test_a_cancelled_first_comer_does_not_end_the_set_up_for_others(
     preparing: list[str],
 ) -> None:
     runner = boxed()
-    first, second = (runner.episode(runner.prepared.task.dataset[0]) for _ in range(2))
+    first, second = (runner.episode(runner.task.dataset[0]) for _ in range(2))
     starting = [asyncio.create_task(episode.start()) for episode in (first, second)]
     await asyncio.sleep(0.02)
     await first.close()
@@ -170,7 +170,7 @@ async def test_a_sandbox_is_released_once_and_not_as_interrupted(when: str) -> N
         files={"bad" if when == "file fails" else "good": "x"},
         setup="true" if when == "set-up script" else None,
     )
-    episode = runner.episode(runner.prepared.task.dataset[0])
+    episode = runner.episode(runner.task.dataset[0])
     starting = asyncio.create_task(episode.start())
     if when == "file fails":
         await starting
@@ -209,7 +209,7 @@ async def test_a_release_that_hangs_fails_the_episode_and_gives_its_place_back(
     monkeypatch.setattr(Counted, "sample_cleanup", hang)
     runner = boxed(EpisodeOptions(max_sandboxes=1, stop_timeout=0.2))
     for _ in range(3):
-        episode = runner.episode(runner.prepared.task.dataset[0])
+        episode = runner.episode(runner.task.dataset[0])
         async with asyncio.timeout(60):
             assert isinstance(await episode.start(), TurnRequest)
             result = await episode.reply(ModelOutput.from_content("rl/policy", "!"))

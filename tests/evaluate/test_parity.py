@@ -181,7 +181,7 @@ async def roll_out(
         task = one_sample_task(case.task, 0)
         runner = make_runner(task, Conditions(options=options), keep_log=True)
         episode = runner.episode(task.dataset[0])
-        runner.prepared.count_tokens = DatasetRenderer(renderer).count_tokens
+        runner.count_tokens = DatasetRenderer(renderer).count_tokens
         tokens = recording_tokens(played.player, scripted=client is None)(
             DatasetRenderer(renderer),
             task=episode.prepared.name,

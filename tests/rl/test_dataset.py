@@ -207,7 +207,7 @@ def test_solvers_of_inspect_travel_by_value(solver: Any) -> None:
     for dataset in (as_rl_dataset(task, renderer()), _with_solver(solver())):
         builder = dataset.get_batch(0)[0]
         _received.clear()
-        assert pickle.loads(pickle.dumps(builder)).handle.parts().runner.prepared.plan
+        assert pickle.loads(pickle.dumps(builder)).handle.parts().runner.plan
 
 
 def _with_solver(solver: Any) -> InspectRLDataset:

@@ -182,7 +182,7 @@ async def _fresh_sandbox(
             if variable in before:
                 stack.callback(variable.set, before[variable])
         record.metrics["sandbox/fresh_s"] = time.perf_counter() - started
-        if record.keep_log:
+        if record.task.keep_log:
             taken = [path for path in copied.files if path not in copied.left]
             data: Any = {"copied": taken, "not_copied": dict(copied.left)}
             internals.record_event(InfoEvent(source="score_sandbox", data=data))

@@ -6,28 +6,24 @@ import asyncio
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from logging import getLogger
-from typing import Any, Literal
+from typing import Any
 
 import anyio
-from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.event import Event
 from inspect_ai.log import EvalSample
-from inspect_ai.util import SandboxEnvironment, SandboxEnvironmentType
+from inspect_ai.util import SandboxEnvironment
 
 from inspect_tinker_plugin.contracts.episodes import (
     EpisodeResult,
     EpisodeState,
     Outcome,
     Reply,
-    SolverLike,
 )
 from inspect_tinker_plugin.contracts.errors import EpisodeClosedError
-from inspect_tinker_plugin.contracts.sandboxes import SandboxMapper
 from inspect_tinker_plugin.episode.mailbox import Mailbox
 from inspect_tinker_plugin.episode.sample_run import SampleRun
 from inspect_tinker_plugin.episode.task import PreparedTask
-from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.processes.loops import NOT_BY_THE_EPISODE, run_in, wait_for_end
 
 logger = getLogger(__name__)
@@ -46,44 +42,12 @@ CANCELLED_ITSELF = f"it {NOT_BY_THE_EPISODE}"
 _running: set[asyncio.Task[None]] = set()
 
 
-class EpisodeRunner:
-    """Makes episodes of one task; what they share is resolved once.
-
-    Args:
-        task: The task.
-        options: How episodes are run.
-        solver: Replaces the task's solver, as ``inspect eval --solver`` does.
-        sandbox: Replaces the task's sandbox, as ``inspect eval --sandbox`` does.
-            ``False`` runs without any, whatever task and samples ask for.
-        sandbox_mapping: Applied to the sandbox that the task or a sample asks for.
-        keep_log: Keep each episode's events, for ``EpisodeResult.build_log``.
-        first_calls: Only first model calls are wanted; the libraries of providers are not loaded.
-    """
-
-    def __init__(
-        self,
-        task: Task,
-        *,
-        options: EpisodeOptions | None = None,
-        solver: SolverLike | None = None,
-        sandbox: SandboxEnvironmentType | Literal[False] | None = None,
-        sandbox_mapping: SandboxMapper | None = None,
-        keep_log: bool = False,
-        first_calls: bool = False,
-    ) -> None:
-        self.prepared = PreparedTask(
-            task,
-            options=options or EpisodeOptions(),
-            solver=solver,
-            sandbox=sandbox,
-            sandbox_mapping=sandbox_mapping,
-            first_calls=first_calls,
-        )
-        self._keep_log = keep_log or self.prepared.calls_hooks
+class EpisodeRunner(PreparedTask):
+    """Makes episodes of one task; what they share is resolved once."""
 
     def episode(self, sample: Sample, *, epoch: int = 1) -> Episode:
         """Make an episode of a sample, which must have an id; nothing is started yet."""
-        return Episode(self.prepared, sample, epoch=epoch, keep_log=self._keep_log)
+        return Episode(self, sample, epoch=epoch)
 
 
 class Episode:
@@ -105,15 +69,12 @@ class Episode:
         task: The task that drives the episode, once it has started.
     """
 
-    def __init__(
-        self, prepared: PreparedTask, sample: Sample, *, epoch: int, keep_log: bool
-    ) -> None:
+    def __init__(self, prepared: PreparedTask, sample: Sample, *, epoch: int) -> None:
         self.state = EpisodeState.NEW
         self.heard = True
         self.prepared = prepared
         self.sample = sample
         self.epoch = epoch
-        self._keep_log = keep_log
         self._mailbox = Mailbox()
         self._run: SampleRun | None = None
         self.task: asyncio.Task[None] | None = None
@@ -361,7 +322,6 @@ class Episode:
             self.sample,
             epoch=self.epoch,
             mailbox=self._mailbox,
-            keep_log=self._keep_log,
             entering=self._enter,
         )
         return self._run

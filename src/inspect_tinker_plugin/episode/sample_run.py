@@ -92,7 +92,6 @@ class SampleRun:
         *,
         epoch: int,
         mailbox: Mailbox,
-        keep_log: bool,
         entering: Callable[[EpisodeState], None],
     ) -> None:
         self._mailbox = mailbox
@@ -101,7 +100,7 @@ class SampleRun:
             mailbox,
             max_turns=prepared.options.max_turns,
             merged=prepared.merged_configs,
-            keep_events=keep_log or prepared.reads_events,
+            keep_events=prepared.keep_log or prepared.reads_events,
             side_models=prepared.side_models,
         )
         self._policy.count_text = prepared.count_tokens
@@ -111,7 +110,6 @@ class SampleRun:
             epoch=epoch,
             state=new_state(prepared, sample, epoch=epoch),
             policy=self._policy,
-            keep_log=keep_log,
             hooks=SampleHooks(prepared.run_id, prepared.calls_hooks),
         )
         self._scoring = Scoring(self._record)
@@ -247,7 +245,7 @@ class SampleRun:
     @property
     def has_log(self) -> bool:
         """Whether there is a log to build."""
-        return self._transcript is not None and self._record.keep_log
+        return self._transcript is not None and self._record.task.keep_log
 
     def build_log(self) -> EvalSample:
         """Build the log so far, in the context of the run."""
@@ -281,7 +279,7 @@ class SampleRun:
         internals.forget_tools()
         record.boundaries.begin_part()
         internals.enclose_calls(enclose_tool, enclose_model, note_refused)
-        if record.keep_log or task.reads_events or not fast_paths.are_on():
+        if task.keep_log or task.reads_events or not fast_paths.are_on():
             self._transcript = internals.Transcript(log_model_api=False)
         else:
             self._transcript = fast_paths.QuietTranscript(task.note_reading)
@@ -339,7 +337,7 @@ class SampleRun:
             record.sample = await internals.materialize_sample_input(record.sample, plan)
             record.state = new_state(record.task, record.sample, epoch=record.epoch)
             self._bind_state()
-        if record.keep_log:
+        if record.task.keep_log:
             no_contents = dict.fromkeys(record.sample.files or (), "") or record.sample.files
             sample = record.sample.model_copy(update={"files": no_contents})
             state: Any = internals.state_jsonable(record.state)

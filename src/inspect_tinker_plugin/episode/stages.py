@@ -49,7 +49,6 @@ class SampleRecord:
         epoch: Epoch of the sample, from 1.
         state: The most recent state.
         policy: The model under training, which knows how many replies it has given.
-        keep_log: Whether a log is kept.
         hooks: Inspect's hooks on samples.
         sandboxes: The sandboxes, once they have started.
         limit: The limit that ended the solver, if there was one.
@@ -63,7 +62,6 @@ class SampleRecord:
     epoch: int
     state: TaskState
     policy: PolicyAPI
-    keep_log: bool
     hooks: SampleHooks
     sandboxes: SampleSandboxes = field(default_factory=SampleSandboxes)
     limit: EvalSampleLimit | None = None
@@ -138,11 +136,11 @@ class SampleRecord:
 
     def span(self, name: str, kind: str | None = None) -> AbstractAsyncContextManager[None]:
         """Group the events of one part of the episode."""
-        return span(name, type=kind) if self.keep_log else nullcontext()
+        return span(name, type=kind) if self.task.keep_log else nullcontext()
 
     def note_score(self, score: Score, name: str, scorer: Scorer | None = None) -> None:
         """Record a score, of a scorer or the solver's own, in the transcript."""
-        if self.keep_log:
+        if self.task.keep_log:
             args = None if scorer is None else internals.scorer_args(scorer)
             target, usage = self.sample.target, cast(dict[str, Any], internals.sample_usage())
             internals.record_event(

@@ -78,6 +78,16 @@ class SampleLimits:
 class PreparedTask:
     """Everything that the episodes of a task share.
 
+    Args:
+        task: The task.
+        options: How episodes are run.
+        solver: Replaces the task's solver, as ``inspect eval --solver`` does.
+        sandbox: Replaces the task's sandbox, as ``inspect eval --sandbox`` does.
+            ``False`` runs without any, whatever task and samples ask for.
+        sandbox_mapping: Applied to the sandbox that the task or a sample asks for.
+        keep_log: Keep each episode's events, for ``EpisodeResult.build_log``.
+        first_calls: Only first model calls are wanted; the libraries of providers are not loaded.
+
     Attributes:
         task: The task itself.
         name: Its name, as in logs.
@@ -90,6 +100,7 @@ class PreparedTask:
         reads_events: Whether an episode has read its own transcript, or a monitor may.
         run_id: Id that Inspect's hooks on samples are given, as that of the run and of the eval.
         calls_hooks: Whether there are such hooks.
+        keep_log: Whether its episodes keep their events.
         first_calls: Whether its episodes end at their first model call, and load no providers.
     """
 
@@ -97,16 +108,17 @@ class PreparedTask:
         self,
         task: Task,
         *,
-        options: EpisodeOptions,
+        options: EpisodeOptions | None = None,
         solver: SolverLike | None = None,
         sandbox: SandboxEnvironmentType | Literal[False] | None = None,
         sandbox_mapping: SandboxMapper | None = None,
+        keep_log: bool = False,
         first_calls: bool = False,
     ) -> None:
         require_tried()
         self.task = task
         self.name = task.name
-        self.options = options
+        self.options = options = options or EpisodeOptions()
         self.limits = SampleLimits.of(task, options)
         self.plan = internals.resolve_plan(task, _as_solver(solver))
         self.scorers = _guarded_scorers(task)
@@ -120,6 +132,7 @@ class PreparedTask:
         self.first_calls = first_calls
         self.run_id = internals.unique_id()
         self.calls_hooks = not first_calls and internals.hooks_are_on()
+        self.keep_log = keep_log or self.calls_hooks
         if not first_calls:
             _load_for_episodes()
         self.monitors = resolve_monitors(task, options.sentinel)

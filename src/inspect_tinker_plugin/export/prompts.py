@@ -89,7 +89,7 @@ class FirstTurns:
 
     async def of(self, sample: Sample) -> FirstTurn:
         """Run a sample up to its first model call."""
-        if self._real.prepared.sandbox is None and sample.sandbox is None:
+        if self._real.sandbox is None and sample.sandbox is None:
             return await self._run(self._real, sample, _Watch())
         watch = _Watch()
         try:

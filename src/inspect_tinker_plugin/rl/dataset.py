@@ -170,7 +170,7 @@ class InspectRLDataset(RLDataset):
 
     def prepare_ahead(self) -> None:
         """Prepare the sandboxes of batches before they are asked for, while this dataset lives."""
-        prepared = self.handle.parts().runner.prepared
+        prepared = self.handle.parts().runner
         if prepared.sandbox is None and self.samples[0].sandbox is None:
             return
         if isinstance(self._order, Sampled):
@@ -317,7 +317,7 @@ def prepare_task(
     ref = None if isinstance(task, Task) else resolved.ref
     handle = TaskHandle(resolved.task, ref, renderer, options, resolved.task.name)
     parts = handle.parts()
-    scorers = [scorer.name for scorer in parts.runner.prepared.scorers]
+    scorers = [scorer.name for scorer in parts.runner.scorers]
     require_scores("reward", options.reward, reward, scorers)
     if options.sampler is not None:
         try_sampler(options.sampler, _pool(handle, samples), count=options.batch_size)

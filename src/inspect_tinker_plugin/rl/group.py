@@ -241,7 +241,7 @@ class InspectGroupBuilder(EnvGroupBuilder):
         members = [
             GroupMember(each.result, None if each.error else each.reward) for each in endings
         ]
-        roles = parts.runner.prepared.model_roles
+        roles = parts.runner.model_roles
         try:
             with with_roles(roles), spend_in(self.handle.run_folder):
                 return await parts.group_reward(members)

@@ -127,7 +127,7 @@ class TaskHandle:
 
     async def announce(self) -> None:
         """Tell Inspect's hooks, once per process, that a run and its task begin."""
-        prepared = self.parts().runner.prepared
+        prepared = self.parts().runner
         if prepared.calls_hooks and not self._announced:
             self._announced = True
             await internals.announce_run(self.make_spec({}), EvalPlan())
@@ -135,7 +135,7 @@ class TaskHandle:
     def make_spec(self, metadata: dict[str, Any]) -> EvalSpec:
         """Describe the dataset as the header of a log does."""
         return eval_spec(
-            self.parts().runner.prepared,
+            self.parts().runner,
             run_id=self.uid,
             group_size=self.options.group_size,
             model=model_name(self.renderer),
@@ -155,8 +155,8 @@ class TaskHandle:
             sandbox_mapping=sandbox.mapping,
             keep_log=options.log_dir is not None,
         )
-        runner.prepared.count_tokens = context.count_tokens
-        runner.prepared.run_id = self.uid
+        runner.count_tokens = context.count_tokens
+        runner.run_id = self.uid
         return Parts(
             runner=runner,
             context=context,
@@ -173,11 +173,11 @@ class TaskHandle:
         reward, penalties = resolve_reward(self.options.reward), self.options.monitor_penalty
         if not penalties:
             return reward
-        watching = runner.prepared.monitors.monitors
+        watching = runner.monitors.monitors
         for name in penalties:
             if name not in watching:
                 raise RewardError(
-                    f"task {runner.prepared.name!r}: monitor_penalty names {name!r}, and its "
+                    f"task {runner.name!r}: monitor_penalty names {name!r}, and its "
                     f"sentinel has {', '.join(map(repr, watching)) or 'no monitor'}"
                 )
         return resolve_reward(MonitorPenalty(reward.aggregator, weights=penalties))
@@ -187,9 +187,9 @@ class TaskHandle:
             return None
         resolved = resolve_group_reward(self.options.group_reward)
         role = resolved.aggregator.role if isinstance(resolved.aggregator, Ranking) else None
-        if role is not None and role not in runner.prepared.model_roles:
+        if role is not None and role not in runner.model_roles:
             raise RewardError(
-                f"task {runner.prepared.name!r}: {resolved.name} asks the model role {role!r}, "
+                f"task {runner.name!r}: {resolved.name} asks the model role {role!r}, "
                 f"which is not set: model_roles={{{role!r}: 'provider/model'}}, or --model-role "
                 f"{role}=provider/model"
             )
