@@ -6,13 +6,11 @@ from collections.abc import Callable, Mapping
 
 from inspect_tinker_plugin.contracts.hooks import Sampler
 from inspect_tinker_plugin.contracts.rewards import GroupAggregator, RewardAggregator
-from inspect_tinker_plugin.contracts.sandboxes import SandboxMapper
 from inspect_tinker_plugin.contracts.tools import ToolExecutor
 from inspect_tinker_plugin.plugins.hookspecs import hookimpl
 from inspect_tinker_plugin.rewards.builtin import REWARD_AGGREGATORS
 from inspect_tinker_plugin.rewards.group import GROUP_AGGREGATORS
 from inspect_tinker_plugin.samplers.builtin import SAMPLERS
-from inspect_tinker_plugin.tasks.loading import SANDBOX_PROVIDERS
 from inspect_tinker_plugin.tools.executors import TOOL_EXECUTORS
 
 
@@ -32,12 +30,6 @@ def inspect_rl_group_aggregators() -> Mapping[str, Callable[..., GroupAggregator
 def inspect_rl_tool_executors() -> Mapping[str, Callable[..., ToolExecutor]]:
     """Return ``inspect``, ``cached``, ``limited``, ``scripted`` and ``route``."""
     return TOOL_EXECUTORS
-
-
-@hookimpl
-def inspect_rl_sandbox_providers() -> Mapping[str, SandboxMapper]:
-    """Return ``docker_pool``; everything else in Inspect's registry needs no mapping."""
-    return SANDBOX_PROVIDERS
 
 
 @hookimpl

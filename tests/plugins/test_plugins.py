@@ -434,7 +434,7 @@ def test_a_broken_plugin_does_not_take_inspect_down(tmp_path: Path) -> None:
     listed = python("-m", "inspect_ai", "rl", "plugins", path=tmp_path, code=3)
     assert "broken-rewards 1.0)  BROKEN" in listed
     assert f"({tmp_path / 'broken_rewards.py'}:1)" in listed
-    assert "sandbox providers    docker_pool" in listed
+    assert "samplers             curriculum" in listed
     assert "version" in python("-m", "inspect_ai", "info", "version", path=tmp_path)
 
 

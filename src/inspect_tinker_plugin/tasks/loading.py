@@ -187,11 +187,6 @@ def describe_part(part: object) -> object:
 
 _HOOK = "inspect_rl_sandbox_providers"
 
-SANDBOX_PROVIDERS: Mapping[str, SandboxMapper] = {
-    "docker_pool": lambda spec: SandboxEnvironmentSpec("docker_pool", spec.config),
-}
-"""The built-in sandbox providers by name; all others in Inspect's registry need no mapping."""
-
 
 @dataclass(frozen=True)
 class ProviderMapping:
