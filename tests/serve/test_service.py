@@ -146,9 +146,7 @@ def test_spans_say_which_weights_sampled_what() -> None:
     assert [each.policy_version for each in branch.spans] == [3, 3]
     assert branch.prompt_tokens == result.turns[0].prompt_tokens
     said = [token for turn in result.turns for token in turn.tokens]
-    assert branch.sampled_tokens == said
     assert [token for token, mask in zip(branch.tokens, branch.mask, strict=True) if mask] == said
-    assert result.turns[1].continues is result.turns[0]
     assert result.turns[0].reply.tool_calls
     assert result.stop_reason == "completed"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any, Literal
 
 from inspect_ai.model import ChatMessage, ChatMessageAssistant, ChatMessageTool, ContentReasoning
@@ -49,9 +49,6 @@ class SampledTurn:
     branch: int = 0
     """Index of its branch in the result."""
 
-    continues: SampledTurn | None = field(default=None, repr=False)
-    """The turn before it in its branch: the prompt begins with that turn's prompt and reply."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
@@ -84,11 +81,6 @@ class Branch:
     def prompt_tokens(self) -> Sequence[int]:
         """The tokens before the first reply."""
         return self.tokens[: self.spans[0].start]
-
-    @property
-    def sampled_tokens(self) -> Sequence[int]:
-        """The tokens of all replies, without what came between them."""
-        return [token for each in self.spans for token in self.tokens[each.start : each.end]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,13 +124,11 @@ def join_turns(turns: Sequence[SampledTurn]) -> list[Branch]:
     logprobs: list[float] = []
     mask: list[int] = []
     spans: list[Span] = []
-    before: SampledTurn | None = None
     for turn in turns:
         prompt = list(turn.prompt_tokens)
-        if before is None or prompt[: len(tokens)] != tokens:
+        if not branches or prompt[: len(tokens)] != tokens:
             tokens, logprobs, mask, spans = [], [], [], []
             branches.append(Branch(tokens=tokens, logprobs=logprobs, mask=mask, spans=spans))
-            before = None
         new = prompt[len(tokens) :]
         start = len(prompt)
         tokens += [*new, *turn.tokens]
@@ -153,8 +143,7 @@ def join_turns(turns: Sequence[SampledTurn]) -> list[Branch]:
                 stop_reason=turn.stop_reason,
             )
         )
-        turn.branch, turn.continues = len(branches) - 1, before
-        before = turn
+        turn.branch = len(branches) - 1
     return branches
 
 

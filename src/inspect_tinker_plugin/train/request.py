@@ -211,16 +211,14 @@ def plan_of(
     *,
     samples: int,
     group_size: int,
-    epochs: int = 1,
     prices: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """Plan the cost of passes over a task, as plain numbers."""
-    episodes = samples * group_size * epochs
+    """Plan the cost of groups of samples, as plain numbers."""
+    episodes = samples * group_size
     one = {name: getattr(cost, name) for name in _SHOWN}
     plan: dict[str, Any] = {
         "samples": samples,
         "group_size": group_size,
-        "epochs": epochs,
         "episodes": episodes,
         "exact": cost.exact,
         "per_episode": {name: round(value, 1) for name, value in one.items()},
@@ -246,9 +244,8 @@ def plan_title(plan: Mapping[str, Any]) -> str:
     """Return how many episodes a plan has, and how their tokens were found."""
     kind = "counted" if plan["exact"] else "estimated from characters"
     return (
-        f"{counted(plan['samples'], 'sample')} x {plan['group_size']} x "
-        f"{counted(plan['epochs'], 'epoch')} = {counted(plan['episodes'], 'episode')} "
-        f"(tokens {kind})"
+        f"{counted(plan['samples'], 'sample')} x {plan['group_size']} = "
+        f"{counted(plan['episodes'], 'episode')} (tokens {kind})"
     )
 
 
