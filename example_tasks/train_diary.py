@@ -19,6 +19,7 @@ from inspect_ai.model import ModelOutput
 
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.testing import say
+from tinker_local import Imitation
 
 TASK = f"{Path(__file__).resolve().parent / 'diary.py'}@diary"
 PROGRAMS = {"max_subprocesses": 32}  # at once: each waits for its model most of the time
@@ -37,7 +38,7 @@ if __name__ == "__main__":
             play=write,
             groups=4,
             group_size=16,
-            steps=50,  # more would learn the entries by heart
+            how=Imitation(steps=50),  # more would learn the entries by heart
             options=PROGRAMS,
         ),
         Path(sys.argv[1] if len(sys.argv) > 1 else "out/diary"),

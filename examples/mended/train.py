@@ -15,6 +15,7 @@ from inspect_ai.model import ModelOutput
 
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.testing import say
+from tinker_local import Imitation
 
 TASKS = Path(__file__).with_name("spelling.py")
 LETTERS = 4
@@ -34,7 +35,7 @@ if __name__ == "__main__":
             play=write,
             groups=16,
             group_size=16,
-            steps=60,
+            how=Imitation(steps=60),
         ),
         Path(folder),
         run=name,  # both begin with the same model

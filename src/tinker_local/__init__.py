@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from tinker_local.model import check_reply_length, context_length, make_tiny_model
+from tinker_local.model import (
+    Imitation,
+    check_reply_length,
+    context_length,
+    imitate,
+    make_tiny_model,
+)
 from tinker_local.server import LocalServer
 from tinker_local.settings import (
     SERVER_FOLDER,
@@ -14,12 +20,14 @@ from tinker_local.settings import (
 
 __all__ = [
     "SERVER_FOLDER",
+    "Imitation",
     "LocalConfigError",
     "LocalServer",
     "LocalServerError",
     "LocalSettings",
     "check_reply_length",
     "context_length",
+    "imitate",
     "make_tiny_model",
     "missing",
 ]

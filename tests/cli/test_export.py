@@ -164,6 +164,7 @@ def test_the_result_can_be_had_for_other_programs() -> None:
         (["tasks.py@sums", "--solver", "nobody"], 1, "solver 'nobody' could not be created"),
         (["tasks.py@sums", "-S", "a=1"], 2, "-S needs --solver"),
         (["tasks.py@sums", "--format", "csv"], 2, "'csv' is not one of"),
+        (["tasks.py@sums", "--layout", "harbor"], 2, "scored by a script in the container"),
         (["tasks.py@sums", "--max-samples", "0"], 2, "--max-samples"),
         (["tasks.py@sums", "--sandbox", "nothing"], 1, "nothing"),
         (["tasks.py@sums", "--model-role", "grader=no/model"], 1, "no/model"),

@@ -80,6 +80,17 @@ _OF_LOGS: dict[str, dict[str, Any]] = {
 """How the options that go with --from-logs only are written."""
 
 
+class _Layouts(click.Choice):  # type: ignore[type-arg]  # click 8.1 has no Choice[str]
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "harbor":
+            self.fail(
+                "a task cannot become a Harbor package: those are scored by a script in the "
+                "container, and Inspect's scorers run outside of it. `inspect rl serve` gives "
+                "Harbor's clients its episodes."
+            )
+        return super().convert(value, param, ctx)
+
+
 @click.command("export")
 @source_options
 @click.option("--from-logs", is_flag=True, help="Export the conversations of .eval logs.")
@@ -91,7 +102,7 @@ _OF_LOGS: dict[str, dict[str, Any]] = {
 )
 @click.option(
     "--layout",
-    type=click.Choice(LAYOUTS),
+    type=_Layouts(LAYOUTS),
     default="chat",
     show_default=True,
     help="Columns: this project's own, or those that a trainer reads.",
