@@ -162,7 +162,7 @@ def audit(**choices: Any) -> None:
 def _audit(choices: dict[str, Any]) -> AuditReport:
     _check_model(choices)
     dataset = DatasetOptions(**dataset_choices("audit", choices))
-    resolved = load_task(choices)
+    resolved = load_task(choices, dataset.model_roles)
     name = resolved.task.name
     out = choices["out"] or Path("audits") / name.rpartition("/")[2]
     if choices["overwrite"]:

@@ -17,6 +17,7 @@ from inspect_ai import Task
 from inspect_ai import eval as inspect_eval
 from inspect_ai._util.logger import _warned  # private: a warning is given once per process
 from inspect_ai.log import EvalLog, read_eval_log
+from inspect_ai.model import ModelAPI, ModelOutput, get_model, modelapi
 from inspect_ai.scorer import Score, Target, accuracy
 from inspect_ai.solver import TaskState, generate
 from tests.functions import make_scorer
@@ -254,6 +255,28 @@ def test_the_same_call_asks_only_for_scores_that_are_missing(tmp_path: Path) -> 
     assert made == [([2, None, None], 3), ([2, 3, None], 2), ([2, 3, 4], 1)]
     assert [one["status"] for one in seen(new)] == ["graded"] * 3
     assert [each.get_total_rewards() for each in trajectory_groups(samples(new))] == [[2, 3, 4]]
+
+
+@modelapi("logs_number")
+class Number(ModelAPI):
+    """Answers with its name."""
+
+    async def generate(self, *args: Any, **options: Any) -> ModelOutput:
+        return ModelOutput.from_content(self.model_name, self.model_name)
+
+
+@make_scorer(accuracy())
+async def by_judge(state: TaskState, target: Target) -> Score:
+    judge = get_model(role="judge")
+    return Score(value=float((await judge.generate("?")).completion))
+
+
+def test_another_judge_may_be_given_by_name(tmp_path: Path) -> None:
+    task = Task(dataset=sums(1), solver=generate(), scorer=by_judge())
+    options: dict[str, Any] = {"model_roles": {"judge": "logs_number/nan"}, "on_error": -1.0}
+    log = rolled(task, tmp_path / "old", [["a", "b"]], **options)
+    new, done = rescored(log, tmp_path / "new", roles={"judge": "logs_number/0.5"})
+    assert (rewards(new), done.failures) == ([0.5, 0.5], [])
 
 
 FILE = """

@@ -70,8 +70,12 @@ def test_tasks_to_evaluate_are_sampled_as_the_training_samples() -> None:
     assert (builder.tasks, builder.limit, builder.max_tokens) == ([f"{file}@letters"], 7, 10)
     assert (builder.temperature, builder.renderer_name) == (0.5, "qwen3_instruct")
     assert builder.log_dir == str(REQUEST.log_dir / "evaluations")
+    assert builder.model_roles is None
     with pytest.raises(ConfigError, match="other"):
         config(eval_task=["example_tasks/toy.py@other"])
+    roles = {"grader": "openai/grader"}
+    (evaluator,) = config(eval_task=[file], options={"model_roles": roles}).evaluator_builders
+    assert evaluator.builder.model_roles == roles
 
 
 def test_a_teacher_is_the_reference_of_the_kl_penalty() -> None:

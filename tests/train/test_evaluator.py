@@ -13,13 +13,14 @@ from tinker_cookbook.checkpoint_utils import CHECKPOINTS_BASE_NAME
 from inspect_tinker_plugin.evaluate.overlap import TrainingRecord
 from inspect_tinker_plugin.tasks.reference import resolve_task
 from inspect_tinker_plugin.tasks.samples import sample_hash
-from inspect_tinker_plugin.testing import tokenizer_path
+from inspect_tinker_plugin.testing import scripted_model, tokenizer_path
 from inspect_tinker_plugin.train.data import EvalTasksBuilder, EvaluatorBuilder
 
 TASKS = """
-from inspect_ai import Task, task
+from inspect_ai import Epochs, Task, task
 from inspect_ai.dataset import Sample
-from inspect_ai.scorer import includes, match
+from inspect_ai.model import get_model
+from inspect_ai.scorer import Score, includes, match, mean, scorer
 from inspect_ai.solver import generate, solver
 
 @solver
@@ -40,6 +41,22 @@ def fruit(bad=""):
 def both(bad=""):
     sample = Sample(input="Say plum.", target="plum", id=1)
     return Task(dataset=[sample], scorer=[includes(), match()])
+
+@scorer(metrics=[mean()])
+def judged():
+    judge = get_model(role="judge")
+    async def score(state, target):
+        return Score(value=float((await judge.generate("?")).completion))
+    return score
+
+@task
+def graded():
+    return Task(dataset=[Sample(input="Say plum.")], scorer=judged())
+
+@task
+def often():
+    samples = [Sample(input="Say plum.", target=word) for word in ("plum", "pear")]
+    return Task(dataset=samples, scorer=includes(), epochs=Epochs(2, ["mean", "pass_at_2"]))
 """
 
 
@@ -50,8 +67,9 @@ async def evaluate(folder: Path, **changes: Any) -> tuple[dict[str, float], Clie
 
 def builder(folder: Path, **changes: Any) -> EvalTasksBuilder:
     (folder / "tasks.py").write_text(TASKS)
+    names = changes.pop("names", ("fruit", "both"))
     return EvalTasksBuilder(
-        tasks=[f"{folder}/tasks.py@fruit", f"{folder}/tasks.py@both"],
+        tasks=[f"{folder}/tasks.py@{name}" for name in names],
         model_name=str(tokenizer_path()),
         renderer_name="qwen3_instruct",
         max_tokens=9,
@@ -69,6 +87,21 @@ async def test_figures_have_the_names_of_tasks_and_scorers(tmp_path: Path) -> No
     assert "fruit/failed" not in figures
     sent = client.asked[0]["params"]
     assert (sent.max_tokens, sent.temperature) == (9, 0.5), "as in the training"
+
+
+async def test_figures_of_several_reducers_of_epochs_are_apart(tmp_path: Path) -> None:
+    figures, _ = await evaluate(tmp_path, names=["often"])
+    assert figures.keys() == {
+        f"often/{reducer}/{metric}"
+        for reducer in ("mean", "pass_at_2")
+        for metric in ("accuracy", "stderr")
+    }
+
+
+async def test_the_models_of_roles_are_those_of_the_training(tmp_path: Path) -> None:
+    judge = scripted_model(["0.75"], name="judge")
+    figures, _ = await evaluate(tmp_path, names=["graded"], model_roles={"judge": judge})
+    assert figures == {"graded/mean": 0.75}
 
 
 async def test_failed_samples_are_no_zeros(

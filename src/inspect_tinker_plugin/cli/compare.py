@@ -13,8 +13,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -146,9 +147,8 @@ async def _check(choices: dict[str, Any]) -> AsyncIterator[Run]:
     options = DatasetOptions(**chosen)
     choose_sandbox(options.sandbox)  # raises for an unknown name
     episodes = read_script(choices["script"]) if choices["script"] else []
-    resolved = load_task(choices)
-    # a new task for each run, if a task can be made: tasks may keep state
-    source: Task | Callable[[], Task] = resolved.ref.resolve if resolved.ref else resolved.task
+    resolved = load_task(choices, options.model_roles)
+    source = partial(_make_again, resolved, options.model_roles)
     for position, sample in enumerate(select_samples(resolved.task, options.selection)):
         script = episodes[position % len(episodes)] if episodes else default_script(sample)
         for side in choices["side"]:
@@ -166,6 +166,16 @@ async def _check(choices: dict[str, Any]) -> AsyncIterator[Run]:
                 ignore=choices["ignore"],
             )
             yield Run(resolved.task.name, sample.id, side, report)
+
+
+def _make_again(resolved: ResolvedTask, roles: Mapping[str, Any]) -> Task:
+    """Make a new task for each run, if a task can be made: tasks may keep state."""
+    from inspect_tinker_plugin.tasks.loading import with_roles
+
+    if resolved.ref is None:
+        return resolved.task
+    with with_roles(roles):
+        return resolved.ref.resolve()
 
 
 def _describe(run: Run) -> Iterator[str]:
@@ -312,7 +322,7 @@ async def _bench(choices: dict[str, Any], costs: list[SideCost]) -> None:
     if chosen["sample_id"] is None and chosen["limit"] is None:
         chosen["limit"] = 1
     options = DatasetOptions(**chosen)
-    resolved = load_task(choices)
+    resolved = load_task(choices, options.model_roles)
     samples = select_samples(resolved.task, options.selection)
     script = read_script(choices["script"])[0] if choices["script"] else None
     plan = _Plan(
@@ -391,7 +401,7 @@ async def _eval(plan: _Plan) -> SideCost:
     from inspect_tinker_plugin.testing.sides import eval_arguments, with_mapped_sandboxes
 
     options = plan.options
-    task = plan.resolved.ref.resolve() if plan.resolved.ref else plan.resolved.task
+    task = _make_again(plan.resolved, options.model_roles)
     sandbox = choose_sandbox(options.sandbox)
     task = with_samples(task, plan.samples)
     if sandbox.mapping is not None:

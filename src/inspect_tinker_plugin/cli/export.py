@@ -185,7 +185,7 @@ def _export_task(output: Path, choices: dict[str, Any]) -> tuple[ExportReport, l
     from inspect_tinker_plugin.export.pipeline import export_task
     from inspect_tinker_plugin.processes.workers import freeze_memory_once
 
-    resolved = load_task(choices)
+    resolved = load_task(choices, choices["model_roles"])
     options = _task_export(choices)
     freeze_memory_once()
     with _shown_export(resolved.task.display_name) as on_progress:

@@ -143,13 +143,18 @@ def output_option(help: str) -> Callable[[Command], Command]:
     )
 
 
-def load_task(choices: dict[str, Any]) -> ResolvedTask:
-    """Take a command's task and its arguments out of its choices, and make the task."""
+def load_task(choices: dict[str, Any], roles: Mapping[str, Any] | None = None) -> ResolvedTask:
+    """Take a command's task and its arguments out of its choices, and make the task.
+
+    Args:
+        choices: The command's choices.
+        roles: Models by role, which the task may ask for while it is made.
+    """
     from inspect_tinker_plugin.tasks.loading import with_roles
     from inspect_tinker_plugin.tasks.reference import resolve_task
 
     args = parse_args(choices.pop("task_args"), choices.pop("task_config"))
-    with with_roles(choices.get("model_roles", {})):
+    with with_roles(roles or {}):
         return resolve_task(choices.pop("task"), args)
 
 

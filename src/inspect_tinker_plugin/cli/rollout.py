@@ -235,7 +235,7 @@ def _make_dataset(choices: dict[str, Any], renderer: Renderer) -> InspectRLDatas
         options["limit"] = 1
     if options["context_window"] is None:
         options["context_window"] = _context_window(choices)
-    resolved = load_task(choices)
+    resolved = load_task(choices, options["model_roles"])
     dataset = as_rl_dataset(resolved, renderer, **options)
     freeze_memory_once()
     return dataset

@@ -98,7 +98,10 @@ class _Roles(dict[str, Any]):
         bound = super().get(key)
         if isinstance(bound, list):
             bound = bound[0] if bound else None
-        return default if bound is None else get_model(bound, role=key)
+        if bound is None:
+            return default
+        with internals.bind_roles({}):  # a role that is bound comes before the name
+            return get_model(bound, role=key)
 
 
 def in_folder(folder: str | None) -> Any:

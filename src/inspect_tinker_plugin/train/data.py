@@ -37,6 +37,7 @@ from inspect_tinker_plugin.rl.dataset import InspectRLDataset, prepare_task
 from inspect_tinker_plugin.rl.mixture import InspectRLMixture, plan_mixture
 from inspect_tinker_plugin.rl.models import make_renderer
 from inspect_tinker_plugin.rl.task_handle import log_folder, resumed_at, training_id
+from inspect_tinker_plugin.tasks.loading import with_roles
 from inspect_tinker_plugin.tasks.reference import resolve_task
 from inspect_tinker_plugin.tasks.samples import (
     SelectedSamples,
@@ -185,7 +186,8 @@ class TrainingDataBuilder(InspectRLDatasetBuilder):
         """Return, per task, the samples to train on, and those that a split holds out."""
         chosen = []
         for each in self.mixed_tasks():
-            task = resolve_task(each.task, each.task_args).task
+            with with_roles(self.dataset_options().model_roles):
+                task = resolve_task(each.task, each.task_args).task
             chosen.append(select_samples(task, self.selection(**each.options)))
         if self.test_split is None:
             return chosen, None
@@ -321,6 +323,9 @@ class EvalTasksBuilder:
     model_name: str = chz.field(doc="Model under training; determines the tokenizer.")
     renderer_name: str = chz.field(doc="Renderer of the training.")
     task_args: dict[str, Any] = chz.field(default_factory=dict, doc="Arguments of the tasks.")
+    model_roles: dict[str, Any] | None = chz.field(
+        default=None, doc="Models by role, such as a grader."
+    )
     limit: int | None = chz.field(default=None, doc="Use only this many samples of each.")
     max_tokens: int = chz.field(doc="Tokens per reply.")
     temperature: float = chz.field(default=1.0, doc="Sampling temperature.")
@@ -353,8 +358,9 @@ class EvalTasks(SamplingClientEvaluator):
         Logs that the run has left of this step and later ones are removed: it does them again.
 
         Returns:
-            By ``task/metric``, or by ``task/scorer/metric`` where a task has several scorers, the
-            metrics; and the samples that failed, if any, as ``task/failed``.
+            By ``task/metric`` the metrics, with the scorer before the metric where a task has
+            several, and the reducer of epochs where it has several; and the samples that failed, if
+            any, as ``task/failed``.
         """
         config = self._config
         step = evaluated_at(self._first_step, self._done, config.eval_every)
@@ -365,6 +371,7 @@ class EvalTasks(SamplingClientEvaluator):
             config.tasks,
             task_args=config.task_args,
             model=connected_model(connection, GenerateConfig()),
+            model_roles=config.model_roles,
             limit=config.limit,
             log_dir=config.log_dir,
             log_realtime=False,
@@ -409,7 +416,10 @@ def _figures(log: EvalLog) -> Iterator[tuple[str, float]]:
         message = "" if reason is None else reason.message
         logger.warning("the evaluation of %s failed (%s): %s", name, message, log.location)
     scores = [] if log.results is None else log.results.scores
+    several = len({score.name for score in scores}) > 1
     for score in scores:
-        prefix = name if len(scores) == 1 else f"{name}/{score.name}"
+        reduced = sum(each.name == score.name for each in scores) > 1
+        parts = [name, score.name if several else None, score.reducer if reduced else None]
+        prefix = "/".join(part for part in parts if part)
         for metric in score.metrics.values():
             yield f"{prefix}/{metric.name}", float(metric.value)
