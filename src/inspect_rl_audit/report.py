@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ from inspect_ai.model import ChatMessage
 from inspect_rl_audit.contract import AuditContext
 from inspect_rl_audit.records import CODES, EpisodeRecord, Finding, Severity
 from inspect_tinker_plugin.plugins import counted
+from inspect_tinker_plugin.processes import write_whole
 from inspect_tinker_plugin.train import plan_rows, plan_title
 
 PAGE = "audit.html"
@@ -114,9 +114,7 @@ def write_report(report: AuditReport, out: Path) -> None:
         (DATA, json.dumps(data, indent=2, default=str, ensure_ascii=False) + "\n"),
         (PAGE, render(data, transcripts)),
     ):
-        temporary = out / f".{name}.writing"
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, out / name)
+        write_whole(out / name, text)
 
 
 def _transcripts(report: AuditReport, out: Path) -> dict[str, Transcript]:

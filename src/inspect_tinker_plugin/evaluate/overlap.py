@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from functools import cache
 from logging import getLogger
@@ -23,7 +22,7 @@ from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.errors import ConfigError
-from inspect_tinker_plugin.processes import read_rows
+from inspect_tinker_plugin.processes import read_rows, write_whole
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
 from inspect_tinker_plugin.rl.mixture import InspectRLMixture
@@ -56,9 +55,7 @@ class TrainingRecord:
     def __init__(self, run: Path, first_step: int) -> None:
         self._path = run / TRAINED
         rows = [row for row in read_rows(self._path) if int(row["step"]) < first_step]
-        part = self._path.with_suffix(".part")
-        part.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        os.replace(part, self._path)  # an eval may be reading it
+        write_whole(self._path, "".join(json.dumps(row) + "\n" for row in rows))
         self._known = {each for row in rows for each in row["samples"]}
 
     def add(self, step: int, samples: Ids) -> None:

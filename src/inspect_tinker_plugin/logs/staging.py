@@ -43,6 +43,7 @@ from pydantic_core import PydanticSerializationError, from_json, to_json, to_jso
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.wording import all_spelt_out
+from inspect_tinker_plugin.processes import write_whole
 
 STAGING = ".rollouts"
 _LOCK_TIMEOUT_S = 300.0
@@ -143,9 +144,7 @@ class LogRun:
                 break
         lock = self.owner_lock()
         lock.acquire(timeout=0)
-        temporary = self.temporary()
-        temporary.write_text(spec, encoding="utf-8")
-        os.replace(temporary, self.spec_file)
+        write_whole(self.spec_file, spec)
         return lock
 
     @property

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from inspect_tinker_plugin.processes.journal import Journal, read_rows
+from inspect_tinker_plugin.processes.journal import Journal, read_rows, write_whole
 
-__all__ = ["Journal", "read_rows"]
+__all__ = ["Journal", "read_rows", "write_whole"]

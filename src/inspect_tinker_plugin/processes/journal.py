@@ -1,4 +1,4 @@
-"""Files of JSON objects, one per line: journals that survive a kill, and a reader of others.
+"""Files that survive a kill: those written in one step, and journals of JSON objects, one per line.
 
 Each line of a journal ends with a checksum of the rest of it. Reading stops at the first line that
 was cut off or damaged: what follows counts as never written.
@@ -84,6 +84,17 @@ class Journal:
         fresh.path.unlink(missing_ok=True)
         fresh.write(*records)
         os.replace(fresh.path, self.path)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file in one step: who reads it meanwhile finds the old text or the new one.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    part = path.with_name(f"{path.name}.writing")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
 
 
 def _encoded(record: Record) -> bytes:

@@ -12,7 +12,6 @@ import importlib
 import itertools
 import json
 import math
-import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -42,6 +41,7 @@ from inspect_tinker_plugin.contracts.rewards import (
     GroupMember,
     Reward,
 )
+from inspect_tinker_plugin.processes import write_whole
 from inspect_tinker_plugin.rewards.builtin import require_number
 from inspect_tinker_plugin.rewards.resolve import (
     DEFAULT_GROUP_TIMEOUT,
@@ -166,9 +166,7 @@ class Spending:
             found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
             totals = {**dict.fromkeys(_TOTALS, 0.0), **found}
             yield totals
-            part = path.with_suffix(".part")
-            part.write_text(json.dumps(totals), encoding="utf-8")
-            os.replace(part, path)
+            write_whole(path, json.dumps(totals))
 
 
 Judge = Callable[[EpisodeResult, EpisodeResult], "float | Awaitable[float]"]

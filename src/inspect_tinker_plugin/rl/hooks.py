@@ -34,6 +34,7 @@ from inspect_tinker_plugin.contracts.hooks import (
 from inspect_tinker_plugin.contracts.tools import ToolExecutor, ToolFunction
 from inspect_tinker_plugin.episode.runner import Episode
 from inspect_tinker_plugin.plugins.manager import default_plugins
+from inspect_tinker_plugin.processes import write_whole
 from inspect_tinker_plugin.processes.loops import being_cancelled, bounded, contained, running_loop
 from inspect_tinker_plugin.tools import ToolScope, use_tool_executor
 
@@ -273,7 +274,5 @@ class LiveRollouts:
             "running": list(self._running.values()),
             "ended": list(self._ended),
         }
-        part = self._path.with_suffix(".part")
         with suppress(OSError):  # the training has ended
-            part.write_text(json.dumps(about, default=str), encoding="utf-8")
-            os.replace(part, self._path)
+            write_whole(self._path, json.dumps(about, default=str))

@@ -23,7 +23,7 @@ from inspect_ai.log import EvalSampleSummary, read_eval_log, read_eval_log_sampl
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.logs.rollout import figures
-from inspect_tinker_plugin.processes import read_rows
+from inspect_tinker_plugin.processes import read_rows, write_whole
 from inspect_tinker_plugin.rl.task_handle import TRAINING_ID
 
 logger = getLogger(__name__)
@@ -193,9 +193,7 @@ def record_run(log_dir: Path, identity: Row) -> None:
     path, text = log_dir / RUN, json.dumps(identity, indent=2) + "\n"
     if path.exists() and path.read_text(encoding="utf-8") != text and not _has_begun(log_dir):
         (log_dir / TRAINING_ID).unlink(missing_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)  # an eval of the run's weights may be reading it
+    write_whole(path, text)
     for folder in (log_dir, log_dir / IMITATION):
         _complete_last_line(folder / CHECKPOINTS)
 

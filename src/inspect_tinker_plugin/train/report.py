@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from statistics import fmean
 from urllib.parse import quote
 
 from inspect_tinker_plugin.contracts.wording import part_of
+from inspect_tinker_plugin.processes import write_whole
 from inspect_tinker_plugin.rl.builder import short_name
 from inspect_tinker_plugin.train.history import (
     EVALUATION,
@@ -52,9 +52,7 @@ def write_report(log_dir: Path) -> Path:
         OSError: It cannot be written.
     """
     path = log_dir / REPORT
-    temporary = path.with_suffix(".writing")
-    temporary.write_text(render(read_history(log_dir)), encoding="utf-8")
-    os.replace(temporary, path)
+    write_whole(path, render(read_history(log_dir)))
     return path
 
 
