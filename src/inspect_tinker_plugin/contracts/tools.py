@@ -17,6 +17,7 @@ from inspect_ai.model import (
 from inspect_ai.tool import ToolCall, ToolResult
 
 from inspect_tinker_plugin.contracts.errors import InspectRLError
+from inspect_tinker_plugin.contracts.wording import object_name
 
 Memory: TypeAlias = MutableMapping[Any, Any]
 """What executors keep between calls; keys start with the executor itself."""
@@ -140,7 +141,7 @@ async def carry_out(
         ToolExecutorError: it returned no tool result, or would have ended the process. Results of
             the tool itself are accepted.
     """
-    name = name or executor_name(executor)
+    name = name or object_name(executor)
     try:
         answer: Any = executor(invocation)
         result: Any = await answer if inspect.isawaitable(answer) else answer
@@ -160,11 +161,6 @@ async def carry_out(
         executor=name,
         tool=invocation.tool,
     )
-
-
-def executor_name(executor: object) -> str:
-    """Name an object or function for messages."""
-    return getattr(executor, "__qualname__", None) or type(executor).__qualname__
 
 
 _CONTENT = (ContentText, ContentImage, ContentAudio, ContentVideo, ContentDocument)

@@ -43,6 +43,11 @@ def suggestion(name: str, known: Iterable[str], *, most: int = 8) -> str:
     return f" There is {', '.join(names)}." if 0 < len(names) <= most else ""
 
 
+def object_name(spec: object) -> str:
+    """Name a function or an object for messages."""
+    return getattr(spec, "__qualname__", None) or type(spec).__qualname__
+
+
 def place_in_code(error: BaseException, *, skipping: tuple[str, ...]) -> str:
     """Return the deepest line of an error's traceback: `` (file.py:3)``, or nothing.
 

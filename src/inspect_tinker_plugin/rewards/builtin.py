@@ -27,7 +27,8 @@ from inspect_tinker_plugin.contracts.rewards import (
     UnscoredError,
     checked_reward,
 )
-from inspect_tinker_plugin.rewards.resolve import call_function, object_name
+from inspect_tinker_plugin.contracts.wording import object_name
+from inspect_tinker_plugin.rewards.resolve import call_function
 from inspect_tinker_plugin.rewards.scores import ScoreReward, Term, all_scores, score_names
 
 _Bounds = tuple[float, float]

@@ -41,12 +41,12 @@ from inspect_tinker_plugin.contracts.rewards import (
     GroupMember,
     Reward,
 )
+from inspect_tinker_plugin.contracts.wording import object_name
 from inspect_tinker_plugin.processes import write_whole
 from inspect_tinker_plugin.rewards.builtin import require_number
 from inspect_tinker_plugin.rewards.resolve import (
     DEFAULT_GROUP_TIMEOUT,
     call_function,
-    object_name,
 )
 
 _VERDICT = re.compile(r"\W*RANKING:\W*(\d+(?:\s*[>=]\s*\d+)+)\W*")

@@ -6,7 +6,6 @@ What users provide is called in bounded time, and its failures become one of two
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -26,13 +25,14 @@ from inspect_tinker_plugin.contracts.rewards import (
     UnscoredError,
     checked_reward,
 )
-from inspect_tinker_plugin.contracts.wording import counted
+from inspect_tinker_plugin.contracts.wording import counted, object_name
 from inspect_tinker_plugin.plugins.manager import build_from
 from inspect_tinker_plugin.processes.loops import (
     being_cancelled,
     bounded,
     contained,
     raised_by,
+    settle,
     stray,
 )
 from inspect_tinker_plugin.rewards.scores import ScoreReward, Term
@@ -96,36 +96,18 @@ async def _limit(work: Awaitable[Any], timeout: float | None) -> Any:
 
 async def _in_thread(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     """Run a plain function in a daemon thread: those of executors are waited for at exit."""
-    loop = asyncio.get_running_loop()
-    answered: asyncio.Future[Any] = loop.create_future()
+    answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     context = copy_context()
 
-    def settle(answer: Any, error: BaseException | None) -> None:
-        if answered.done():  # nobody waits any more
-            return
-        if error is None:
-            answered.set_result(answer)
-        elif isinstance(error, Exception) and not isinstance(error, StopIteration):
-            answered.set_exception(error)
-        else:
-            answered.set_exception(raised_by("it", error))
-
     def run() -> None:
-        answer, error = None, None
         try:
-            answer = context.run(function, *arguments)
+            settle(answered, context.run(function, *arguments))
         except BaseException as ex:
-            error = ex
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(settle, answer, error)
+            plain = isinstance(ex, Exception) and not isinstance(ex, StopIteration)
+            settle(answered, error=ex if plain else raised_by("it", ex))
 
     threading.Thread(target=run, name=f"reward {object_name(function)}", daemon=True).start()
     return await answered
-
-
-def object_name(spec: object) -> str:
-    """Name a function or an object for messages."""
-    return getattr(spec, "__qualname__", None) or type(spec).__qualname__
 
 
 @dataclass(frozen=True)

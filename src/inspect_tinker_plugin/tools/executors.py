@@ -30,9 +30,8 @@ from inspect_tinker_plugin.contracts.tools import (
     ToolInvocation,
     ToolScope,
     carry_out,
-    executor_name,
 )
-from inspect_tinker_plugin.contracts.wording import counted
+from inspect_tinker_plugin.contracts.wording import counted, object_name
 from inspect_tinker_plugin.plugins.manager import build_from
 
 
@@ -255,7 +254,7 @@ class ResolvedToolExecutor:
 
     @property
     def _name(self) -> str:
-        return self.spec if isinstance(self.spec, str) else executor_name(self.executor)
+        return self.spec if isinstance(self.spec, str) else object_name(self.executor)
 
     async def __call__(self, invocation: ToolInvocation) -> ToolResult:
         return await carry_out(self.executor, invocation, name=self._name, origin=self.origin)
