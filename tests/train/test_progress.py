@@ -98,6 +98,15 @@ def test_repeated_steps_count_once_and_torn_lines_not_at_all(tmp_path: Path) -> 
     assert found[1]["other"] == 1.0
 
 
+def test_a_step_that_was_done_again_has_nothing_of_the_time_before(tmp_path: Path) -> None:
+    tested = {"step": 1, "eval/fruit/accuracy": 0.5}
+    lost = [step(1, 0.2, **{"rollout_errors/total": 2.0}), {**tested, "eval/fruit/failed": 3.0}]
+    append(tmp_path / METRICS, *lost, tested)
+    assert read_steps(tmp_path)[1] == {**lost[0], **tested}, "the evaluation alone was done again"
+    append(tmp_path / METRICS, step(1, 0.3))
+    assert read_steps(tmp_path)[1] == {**step(1, 0.3), **tested}
+
+
 def test_a_step_that_teaches_nothing_says_so(tmp_path: Path) -> None:
     silent = {"env/all/by_group/frac_mixed": 0.0, "env/all/stop/max_tokens": 1.0}
     rows = [step(i, 0.0, **silent, **{"env/all/ac_tokens_per_turn": 16.0}) for i in range(10)]

@@ -61,6 +61,8 @@ TEST = "test/"
 EVALUATION = "eval/"
 """Prefix of the metrics of ``evaluator_builders``."""
 
+_EVALUATED = (TEST, EVALUATION)
+
 LOSS = "train_mean_nll"
 """Loss of a step of imitation, in nats per token."""
 
@@ -105,12 +107,15 @@ def read_steps(log_dir: Path) -> dict[int, dict[str, Any]]:
     """Return the metrics of each step, in order.
 
     A step has several rows when it was repeated after an interruption, or was evaluated
-    beside the training: later values replace earlier ones.
+    beside the training: what is done again has the figures of the last time alone.
     """
     steps: dict[int, dict[str, Any]] = {}
     for row in read_rows(log_dir / METRICS):
-        if isinstance(row.get("step"), int):
-            steps.setdefault(row["step"], {}).update(row)
+        if isinstance(step := row.get("step"), int):
+            again = {False: REWARD in row, True: any(name.startswith(_EVALUATED) for name in row)}
+            earlier = steps.get(step, {}).items()
+            kept = {name: n for name, n in earlier if not again[name.startswith(_EVALUATED)]}
+            steps[step] = {**kept, **row}
     return dict(sorted(steps.items()))
 
 
