@@ -10,6 +10,7 @@ import zipfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from inspect_ai import Task
 from inspect_ai import eval as inspect_eval
 from inspect_ai._util.logger import _warned  # private: a warning is given once per process
 from inspect_ai.log import EvalLog, read_eval_log
-from inspect_ai.model import ModelAPI, ModelOutput, get_model, modelapi
+from inspect_ai.model import ModelAPI, ModelOutput, model_roles, modelapi
 from inspect_ai.scorer import Score, Target, accuracy
 from inspect_ai.solver import TaskState, generate
 from tests.functions import make_scorer
@@ -267,15 +268,17 @@ class Number(ModelAPI):
 
 @make_scorer(accuracy())
 async def by_judge(state: TaskState, target: Target) -> Score:
-    judge = get_model(role="judge")
-    return Score(value=float((await judge.generate("?")).completion))
+    found = model_roles()["judge"]
+    judges = found if isinstance(found, list) else [found]
+    return Score(value=fmean([float((await each.generate("?")).completion) for each in judges]))
 
 
-def test_another_judge_may_be_given_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["logs_number/0.5", ["logs_number/0.25", "logs_number/0.75"]])
+def test_other_judges_may_be_given_by_name(name: str | list[str], tmp_path: Path) -> None:
     task = Task(dataset=sums(1), solver=generate(), scorer=by_judge())
     options: dict[str, Any] = {"model_roles": {"judge": "logs_number/nan"}, "on_error": -1.0}
     log = rolled(task, tmp_path / "old", [["a", "b"]], **options)
-    new, done = rescored(log, tmp_path / "new", roles={"judge": "logs_number/0.5"})
+    new, done = rescored(log, tmp_path / "new", roles={"judge": name})
     assert (rewards(new), done.failures) == ([0.5, 0.5], [])
 
 

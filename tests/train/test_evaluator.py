@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
-from inspect_ai.log import list_eval_logs, read_eval_log
+from inspect_ai import eval_async
+from inspect_ai.log import EvalLog, list_eval_logs, read_eval_log
 from tests.evaluate.test_provider import Client
 from tinker_cookbook.checkpoint_utils import CHECKPOINTS_BASE_NAME
 
@@ -102,6 +104,23 @@ async def test_the_models_of_roles_are_those_of_the_training(tmp_path: Path) -> 
     judge = scripted_model(["0.75"], name="judge")
     figures, _ = await evaluate(tmp_path, names=["graded"], model_roles={"judge": judge})
     assert figures == {"graded/mean": 0.75}
+
+
+@pytest.mark.parametrize("left", [1, 2], ids=["one did not begin", "all began"])
+async def test_a_cancelled_evaluation_has_no_figures(
+    left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An eval may end as if nothing had happened, with a log that says so."""
+
+    async def interrupted(*args: Any, **options: Any) -> list[EvalLog]:
+        first, second = await eval_async(*args, **options)
+        if left == 1:
+            return [first]
+        return [first, second.model_copy(update={"status": "cancelled"})]
+
+    monkeypatch.setattr("inspect_tinker_plugin.train.data.eval_async", interrupted)
+    with pytest.raises(asyncio.CancelledError):
+        await evaluate(tmp_path)
 
 
 async def test_failed_samples_are_no_zeros(

@@ -138,7 +138,7 @@ class PreparedTask:
         self.monitors = resolve_monitors(task, options.sentinel)
         self.reads_events = bool(self.monitors)
         self.side_models = read_side_models(options.side_models)
-        self.model_roles = _resolve_roles(task.model_roles, options.model_roles)
+        self.model_roles = resolve_roles(task.model_roles, options.model_roles)
         check_side_roles(self.side_models, self.model_roles)
         self._role_book = RoleBook(self.model_roles, task=self.name)
         self.score_on_error = options.score_on_error or bool(task.score_on_error)
@@ -243,7 +243,7 @@ def _as_solver(solver: SolverLike | None) -> Solver | None:
     return as_solver(solver) if is_agent(solver) else cast(Solver, solver)
 
 
-def _resolve_roles(
+def resolve_roles(
     of_task: Mapping[str, Any] | None, of_caller: Mapping[str, Any]
 ) -> dict[str, Model | list[Model]]:
     """Merge roles, the caller's over the task's, and turn names into models."""

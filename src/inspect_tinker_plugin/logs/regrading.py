@@ -25,6 +25,7 @@ from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult
 from inspect_tinker_plugin.contracts.errors import Cause, ConfigError, RewardError
 from inspect_tinker_plugin.contracts.policy import POLICY_MODEL
+from inspect_tinker_plugin.episode.task import resolve_roles
 from inspect_tinker_plugin.logs.header import EXPECTED_SCORES
 from inspect_tinker_plugin.logs.rollout import (
     SAMPLED_KEY,
@@ -232,8 +233,8 @@ class LogRewards:
     def _models(self) -> tuple[Model, dict[str, Any]]:
         """The log's model, which cannot be asked, and the judges that replace the log's."""
         try:
-            roles = {role: get_model(model, role=role) for role, model in self.roles.items()}
-            return get_model(self.log.eval.model), roles
+            with internals.bind_roles({}):  # a role that is bound comes before the name
+                return get_model(self.log.eval.model), resolve_roles({}, self.roles)
         except Exception as error:  # each key or provider raises its own kind
             raise self._not_made(error) from error
 

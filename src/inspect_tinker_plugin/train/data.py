@@ -357,6 +357,9 @@ class EvalTasks(SamplingClientEvaluator):
 
         Logs that the run has left of this step and later ones are removed: it does them again.
 
+        Raises:
+            CancelledError: The training is being ended; figures would be of a part of the samples.
+
         Returns:
             By ``task/metric`` the metrics, with the scorer before the metric where a task has
             several, and the reducer of epochs where it has several; and the samples that failed, if
@@ -378,6 +381,8 @@ class EvalTasks(SamplingClientEvaluator):
             fail_on_error=False,
             metadata={**known, "policy_step": step},
         )
+        if len(logs) < len(config.tasks) or any(log.status == "cancelled" for log in logs):
+            raise asyncio.CancelledError  # which an eval may keep to itself
         if step is not None:
             await asyncio.to_thread(_forget_earlier, logs, step)
         return {name: value for log in logs for name, value in _figures(log)}
