@@ -155,6 +155,11 @@ def test_a_call_that_does_not_parse_is_not_trained_on(tmp_path: Path) -> None:
     assert talk.messages[2]["content"].startswith("Error: ")
 
 
+def test_a_reply_may_be_empty(tmp_path: Path) -> None:
+    (talk,) = talks(one(), [say("")], tmp_path)
+    assert lines(talk) == ["user: 1 + 2", "*assistant: "]
+
+
 def test_thoughts_are_kept_and_encrypted_ones_are_not(tmp_path: Path) -> None:
     (talk,) = talks(one(), [say("3", reasoning="one and two")], tmp_path)
     assert talk.messages[-1] == {
@@ -168,7 +173,7 @@ def test_thoughts_are_kept_and_encrypted_ones_are_not(tmp_path: Path) -> None:
     ("script", "reason"),
     [
         ([say("3", stop_reason="max_tokens")], "none of the model's replies is whole"),
-        ([say("")], "none of the model's replies is whole"),
+        ([say("", stop_reason="unknown")], "none of the model's replies is whole"),
     ],
 )
 def test_a_sample_without_words_to_train_on_says_so(

@@ -138,6 +138,14 @@ def test_the_cookbook_imitates_an_agent_with_its_tools(
     assert '"name": "add"' in prompt.partition("<|im_end|>")[0]
 
 
+@pytest.mark.parametrize("layout", ["chat", "tinker"])
+def test_the_cookbook_imitates_the_end_of_an_empty_reply(layout: Layout, tmp_path: Path) -> None:
+    evaluated(sums(2), lambda request: say(""), tmp_path / "logs")
+    run_export(tmp_path / "logs", tmp_path / "out", layout=layout)
+    train, _ = DemonstrationsBuilder(path=str(tmp_path / "out"), common_config=config())()
+    assert [trained_text(datum) for datum in train.get_batch(0)] == ["<|im_end|>"] * 2
+
+
 def test_the_cookbook_compares_the_pairs_of_a_file(plain: Path, tmp_path: Path) -> None:
     run_export(plain, tmp_path / "out", Choice(form="preference"), layout="tinker", format="jsonl")
     (file,) = (tmp_path / "out").glob("*.jsonl")

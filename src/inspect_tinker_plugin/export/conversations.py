@@ -76,7 +76,10 @@ def conversations(sample: EvalSample, model: str) -> list[Conversation]:
     found = [_branch(call, taken) for call in _in_order(calls, continued)]
     kept = [each for each in found if any(each.trained)]
     if not kept:
-        raise ExportError("none of the model's replies is whole: all were cut, or do not parse.")
+        raise ExportError(
+            "none of the model's replies is whole: all were cut, do not parse, or have neither text "
+            "nor a stop of the model's own."
+        )
     return kept
 
 
@@ -163,14 +166,14 @@ def _branch(end: _Call, taken: set[int]) -> Conversation:
 
 
 def _is_whole(output: ModelOutput) -> bool:
-    message = output.choices[0].message
-    return output.choices[0].stop_reason not in _CUT and _is_said(message)
-
-
-def _is_said(message: ChatMessageAssistant) -> bool:
-    """Return whether a message holds all that the model wrote; unparsed messages do not."""
-    calls = message.tool_calls or []
-    return not any(call.parse_error for call in calls) and bool(calls or message.text)
+    """Return whether a message holds all that the model wrote; a reply may also be empty."""
+    choice = output.choices[0]
+    calls = choice.message.tool_calls or []
+    return (
+        choice.stop_reason not in _CUT
+        and not any(call.parse_error for call in calls)
+        and bool(calls or choice.message.text or choice.stop_reason == "stop")
+    )
 
 
 def _tokens(output: ModelOutput) -> int | None:
