@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tinker_cookbook.utils.ml_log import dump_config
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.rl.task_handle import training_id
+from inspect_tinker_plugin.testing import tokenizer_path
 from inspect_tinker_plugin.train.config import build_config, check_request, split_phases
 from inspect_tinker_plugin.train.history import check_same_run, record_run
 from inspect_tinker_plugin.train.request import TrainRequest
@@ -105,11 +107,24 @@ def test_a_teacher_may_leave_before_the_end() -> None:
     assert split_phases(build_config(longer, model="/models/tiny"), longer)[0].max_steps == 15
 
 
+def test_a_teacher_of_this_machine_may_be_named_as_the_model_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path.parent)
+    request = dataclasses.replace(REQUEST, teacher=tmp_path.name)
+    made = build_config(request, model=str(tmp_path))
+    assert made.kl_reference_config.base_model == str(tmp_path)
+
+
 def test_a_teacher_that_cannot_teach_is_refused(tmp_path: Path) -> None:
+    copy = shutil.copytree(tokenizer_path(), tmp_path / "copy")
+    request = dataclasses.replace(REQUEST, teacher=str(copy))
+    with pytest.raises(ConfigError, match=r"--teacher .*copy is another model .* of --local has"):
+        build_config(request, model=str(tokenizer_path()))
     with pytest.raises(ConfigError, match="leave kl_penalty_coef out"):
         config("kl_penalty_coef=0.1", teacher="/models/tiny")
     with pytest.raises(ConfigError, match=r"tokenizer of .* cannot be loaded"):
-        config(teacher=str(tmp_path))
+        config(teacher=str(tmp_path), local=False, renderer="qwen3_instruct", learning_rate=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,22 @@ async def test_each_step_has_one_log_that_names_it_also_if_the_run_was_killed(
     assert steps_of(tmp_path).keys() == {0, 2, 3}, "the last weights"
 
 
+async def test_weights_before_the_first_step_and_of_an_unknown_one_are_not_the_base_models(
+    tmp_path: Path,
+) -> None:
+    client: Any = Client()
+    TrainingRecord(tmp_path, 0)
+    (tmp_path / "config.json").write_text('{"load_checkpoint_path": "tinker://start"}')
+    await builder(tmp_path, run=str(tmp_path), eval_every=2)()(client)
+    assert steps_of(tmp_path) == {0: "tinker://start"}
+    unknown = builder(tmp_path, run=str(tmp_path))()
+    await unknown(client)
+    await unknown(client)
+    names = [log.eval.model for log in logs_in(tmp_path) if log.eval.task == "fruit"]
+    assert len(set(names)) == 3, "Inspect caches replies by them"
+    assert all(name.startswith(f"tinker/{tmp_path}@") for name in names if "start" not in name)
+
+
 def steps_of(folder: Path) -> dict[int, str]:
     logs = [log.eval for log in logs_in(folder) if log.eval.task == "fruit"]
     models = {log.metadata["policy_step"]: log.model.removeprefix("tinker/") for log in logs}

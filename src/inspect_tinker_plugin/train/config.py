@@ -197,6 +197,11 @@ def _filled(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in kept.items() if value != {}}
 
 
+def local_model(folder: str) -> str:
+    """Return what the local server calls the model in a folder."""
+    return str(Path(folder).expanduser().absolute())
+
+
 def build_config(request: TrainRequest, *, model: str) -> Any:
     """Make the ``tinker_cookbook.rl.train.Config`` of a run.
 
@@ -278,15 +283,20 @@ def _with_teacher(config: Any, request: TrainRequest) -> Any:
     named = str(request.teacher)
     named = named if named.startswith("tinker://") else named.removeprefix("tinker/")
     source = find_source(named, has_key=True)
-    _check_teachers_tokens(source.base_model, config.model_name)
     if source.local and source.run != request.log_dir:
         raise ConfigError(
             f"--teacher {request.teacher} is a run of another local server; only weights of the "
             "server that trains can teach"
         )
-    reference = train.KLReferenceConfig(
-        base_model=source.base_model or config.model_name, load_checkpoint_path=source.weights
-    )
+    teacher, student = source.base_model or config.model_name, config.model_name
+    if not request.local:
+        _check_teachers_tokens(teacher, student)
+    elif (teacher := local_model(teacher)) != student:
+        raise ConfigError(
+            f"--teacher {request.teacher} is another model than the one that is trained "
+            f"({student}), and the server of --local has only that one"
+        )
+    reference = train.KLReferenceConfig(base_model=teacher, load_checkpoint_path=source.weights)
     if request.teacher_only:
         data = chz.replace(config.dataset_builder, group_reward="equal")
         config = chz.replace(config, dataset_builder=data)
@@ -315,9 +325,9 @@ def split_phases(config: Any, request: TrainRequest) -> list[Any]:
     ]
 
 
-def _check_teachers_tokens(teacher: str | None, student: str) -> None:
+def _check_teachers_tokens(teacher: str, student: str) -> None:
     """Refuse a base model whose tokens are not the student's; a checkpoint's server refuses it."""
-    if teacher is None or teacher == student:
+    if teacher == student:
         return
     if load_tokenizer(teacher).get_vocab() != load_tokenizer(student).get_vocab():
         raise ConfigError(f"--teacher {teacher} has other tokens than {student}")

@@ -12,6 +12,7 @@ from itertools import chain
 from logging import getLogger
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import chz
 import tinker
@@ -50,6 +51,7 @@ from inspect_tinker_plugin.train.history import (
     EVALUATION_LOGS,
     METRICS,
     last_weights,
+    read_config,
 )
 
 _ONE_BATCH = 1_000_000
@@ -390,6 +392,7 @@ class EvalTasks(SamplingClientEvaluator):
     def _connect(self, sampler: tinker.SamplingClient, step: int | None) -> Connection:
         config = self._config
         source = Source(
+            weights=None if step else self._unnumbered(step),
             base_model=config.model_name,
             renderer=config.renderer_name,
             context_window=config.context_window,
@@ -402,6 +405,18 @@ class EvalTasks(SamplingClientEvaluator):
         renderer = make_renderer(source.renderer, model=source.base_model)
         window = find_window(source, source.base_url)
         return Connection(source=source, sampler=sampler, renderer=renderer, window=window)
+
+    def _unnumbered(self, step: int | None) -> str | None:
+        """Name weights that are not of a known step: Inspect caches replies by the model's name.
+
+        Returns:
+            The weights that the run started from, ``None`` if that was the base model; a new name
+            if the step is not known.
+        """
+        run = self._config.run
+        if step is None:
+            return f"{run or self._config.model_name}@{uuid4().hex}"
+        return None if run is None else read_config(Path(run)).get("load_checkpoint_path")
 
 
 def _forget_earlier(logs: Iterable[EvalLog], step: int) -> None:

@@ -31,6 +31,7 @@ logger = getLogger(__name__)
 RUN = "run.json"
 """File with the identity of a folder's run."""
 
+CONFIG = "config.json"
 REPORT = "report.html"
 METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints.jsonl"
@@ -170,7 +171,7 @@ def check_same_run(log_dir: Path, identity: Row) -> None:
     try:
         found = dict(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
-        for name in (CHECKPOINTS, "config.json", METRICS, REPORT):
+        for name in (CHECKPOINTS, CONFIG, METRICS, REPORT):
             if (log_dir / name).exists():
                 raise ConfigError(
                     f"{log_dir} has a {name} that is of no run of `inspect rl train`, and a run "
@@ -297,7 +298,7 @@ def read_history(log_dir: Path) -> History:
         steps.append(Step(index, row, [log.path for log in batches.get(index, {}).values()]))
     return History(
         run=_json(log_dir / RUN),
-        config=_json(log_dir / "config.json"),
+        config=read_config(log_dir),
         steps=steps,
         evaluations=[
             Step(
@@ -311,6 +312,11 @@ def read_history(log_dir: Path) -> History:
         ],
         imitation=[Step(i, row, []) for i, row in read_steps(log_dir / IMITATION).items()],
     )
+
+
+def read_config(log_dir: Path) -> dict[str, Any]:
+    """Return the cookbook's configuration of a run; nothing if there is none yet."""
+    return _json(log_dir / CONFIG)
 
 
 def _json(path: Path) -> dict[str, Any]:

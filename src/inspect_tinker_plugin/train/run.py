@@ -35,7 +35,7 @@ from inspect_tinker_plugin.processes.workers import stopped_like_ctrl_c
 from inspect_tinker_plugin.rl.mixture import MixedTask
 from inspect_tinker_plugin.rl.models import context_window, require_server, require_weights
 from inspect_tinker_plugin.tasks.reference import TaskRef
-from inspect_tinker_plugin.train.config import build_config, check_request, split_phases
+from inspect_tinker_plugin.train.config import build_config, check_request, local_model, split_phases
 from inspect_tinker_plugin.train.data import test_last_weights
 from inspect_tinker_plugin.train.history import (
     EVALUATION,
@@ -48,6 +48,7 @@ from inspect_tinker_plugin.train.history import (
     last_checkpoint,
     last_weights,
     number,
+    read_config,
     read_logs,
     read_steps,
     record_run,
@@ -228,7 +229,7 @@ def _model(request: TrainRequest, models: Path) -> str:
         from tinker_local import make_tiny_model
 
         return str(make_tiny_model(models / "tiny-model", tokenizer=TOKENIZER_FOLDER))
-    return str(Path(request.model).expanduser().absolute())
+    return local_model(request.model)
 
 
 def _train(run: Run) -> None:
@@ -270,9 +271,7 @@ _OF_ONE_COMMAND = {"max_steps", "min_batches", "base_url", "load_checkpoint_path
 
 def _changed_options(log_dir: Path, config: Any) -> list[str]:
     """Say which options of a continued run are other than those of the command before."""
-    try:
-        before = json.loads((log_dir / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    if not (before := read_config(log_dir)):
         return []
     now = dump_config(config)
     changed = {}
