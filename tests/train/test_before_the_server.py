@@ -205,8 +205,9 @@ def test_a_folder_in_which_another_process_trains_is_refused(tmp_path: Path) -> 
     try:
         assert other.stdout is not None
         other.stdout.readline()
-        with pytest.raises(ConfigError, match="under way"):
-            train(toy_request(tmp_path))
+        for task in (f"{TOY}@letters", "a task that would have to be loaded first"):
+            with pytest.raises(ConfigError, match="under way"):
+                train(toy_request(tmp_path, task=task))
     finally:
         other.kill()
         other.communicate()

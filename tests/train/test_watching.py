@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -25,8 +26,9 @@ from inspect_tinker_plugin.cli.main import rl
 from inspect_tinker_plugin.logs.staging import GroupSlot, LogRun, runs_in
 from inspect_tinker_plugin.rl.hooks import LIVE, LiveRollouts
 from inspect_tinker_plugin.testing import ScriptedPolicy, load_renderer
-from inspect_tinker_plugin.train.history import METRICS, REPORT, REWARD, ROLLOUT_LOGS, RUN
+from inspect_tinker_plugin.train.history import METRICS, REPORT, REWARD, ROLLOUT_LOGS, RUN, TEST
 from inspect_tinker_plugin.train.progress import show_progress
+from inspect_tinker_plugin.train.report import write_report
 from inspect_tinker_plugin.train.watching import RunState, read_state, watchable
 
 
@@ -145,6 +147,16 @@ def test_the_report_is_renewed_while_the_run_goes_on(run: Path) -> None:
             file.write(json.dumps({"step": 1, REWARD: 0.5}) + "\n")
         wait_until((run / REPORT).is_file)
         assert "0.500" in (run / REPORT).read_text()
+
+
+def test_the_test_of_the_last_weights_is_not_one_more_step(run: Path) -> None:
+    with (run / METRICS).open("a") as metrics:
+        metrics.write(json.dumps({"step": 1, TEST + REWARD: 0.5}) + "\n")
+    write_report(run)
+    assert "<td>after 1</td><td></td><td>0.500</td>" in (run / REPORT).read_text()
+    shown = watched(str(run), "--once")
+    assert re.search(r"^ *after 1 +0\.500", shown, re.MULTILINE), shown
+    assert "1 step done" in shown
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:

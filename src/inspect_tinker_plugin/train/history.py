@@ -104,6 +104,12 @@ def rewards_by_task(row: Row) -> dict[str, float]:
     }
 
 
+def step_label(index: int, row: Row) -> str:
+    """Return how a table calls a step, from 1 on; of a test without training, what it is after."""
+    tested = any(name.startswith((TEST, EVALUATION)) for name in row)
+    return f"after {index}" if tested and number(row, REWARD) is None else str(index + 1)
+
+
 def read_steps(log_dir: Path) -> dict[int, dict[str, Any]]:
     """Return the metrics of each step, in order.
 

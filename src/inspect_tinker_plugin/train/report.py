@@ -33,6 +33,7 @@ from inspect_tinker_plugin.train.history import (
     Step,
     number,
     read_history,
+    step_label,
     step_problems,
 )
 from inspect_tinker_plugin.train.scans import MONITORS, SCANNERS, find_alarms
@@ -359,7 +360,11 @@ def _short(value: float) -> str:
 def _step_table(steps: Sequence[Step]) -> str:
     columns = ((REWARD, 3), (TEST + REWARD, 3), (GRADED, 0), (FAILED, 0), (SECONDS, 1))
     rows = [
-        [str(step.index + 1), *(_cell(step, *column) for column in columns), _links(step)]
+        [
+            step_label(step.index, step.figures),
+            *(_cell(step, *column) for column in columns),
+            _links(step),
+        ]
         for step in steps
     ]
     heads = ["step", "reward", "test", "rollouts", "failed", "seconds", "log"]

@@ -35,7 +35,12 @@ from inspect_tinker_plugin.processes.workers import stopped_like_ctrl_c
 from inspect_tinker_plugin.rl.mixture import MixedTask
 from inspect_tinker_plugin.rl.models import context_window, require_server, require_weights
 from inspect_tinker_plugin.tasks.reference import TaskRef
-from inspect_tinker_plugin.train.config import build_config, check_request, local_model, split_phases
+from inspect_tinker_plugin.train.config import (
+    build_config,
+    check_request,
+    local_model,
+    split_phases,
+)
 from inspect_tinker_plugin.train.data import test_last_weights
 from inspect_tinker_plugin.train.history import (
     EVALUATION,
@@ -63,6 +68,9 @@ from inspect_tinker_plugin.train.watching import watchable
 
 if TYPE_CHECKING:
     from tinker_local import LocalServer
+
+LOCK = "run.lock"
+"""File in a run's folder that is locked while the run is under way."""
 
 _MOST_AT_ONCE = 64
 
@@ -108,6 +116,9 @@ def train(request: TrainRequest) -> TrainResult:
     check_request(request)
     log_dir = request.log_dir.expanduser().absolute()
     request = replace(request, log_dir=log_dir)
+    if (log_dir / LOCK).exists():  # a run that is under way is not planned again
+        with _alone_in(log_dir):
+            pass
     # Everything that can be refused is refused before a server is started, and before the folder
     # is touched: --local leaves only its tiny model there, which the next command uses.
     run = plan_run(request, models=log_dir)
@@ -131,7 +142,7 @@ def train(request: TrainRequest) -> TrainResult:
 @contextmanager
 def _alone_in(log_dir: Path) -> Iterator[None]:
     """Keep other processes from training in a folder; the lock goes with this process."""
-    lock = FileLock(log_dir / "run.lock", timeout=0)
+    lock = FileLock(log_dir / LOCK, timeout=0)
     try:
         log_dir.mkdir(parents=True, exist_ok=True)
         lock.acquire()

@@ -29,6 +29,7 @@ from inspect_tinker_plugin.train.history import (
     TEST_LOGS,
     number,
     read_steps,
+    step_label,
 )
 from inspect_tinker_plugin.train.progress import reward_curve
 
@@ -148,7 +149,7 @@ def _steps_table(state: RunState) -> Table:
         )
         values = [(number(row, name), form) for name, form in figures]
         table.add_row(
-            str(step + 1),
+            step_label(step, row),
             *("" if value is None else format(value, form) for value, form in values),
         )
     return table
