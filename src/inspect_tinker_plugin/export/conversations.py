@@ -77,8 +77,8 @@ def conversations(sample: EvalSample, model: str) -> list[Conversation]:
     kept = [each for each in found if any(each.trained)]
     if not kept:
         raise ExportError(
-            "none of the model's replies is whole: all were cut, do not parse, or are empty without "
-            "a stop of the model's own."
+            "none of the model's replies is whole: all were cut, do not parse, or are empty "
+            "without a stop of the model's own."
         )
     return kept
 
