@@ -44,7 +44,7 @@ EPISODE = "a task that talks in an episode"
     [
         ("rollout", ["--group-size", "1"]),
         pytest.param("check", [], marks=pytest.mark.nightly),
-        ("audit", ["--out", "audit", "--fail-on", "never"]),
+        pytest.param("audit", ["--out", "audit", "--fail-on", "never"], marks=pytest.mark.nightly),
     ],
 )
 def test_what_a_task_and_its_programs_print_is_not_on_stdout(
@@ -81,7 +81,7 @@ def quiet():
     ("line", "code"),
     [
         ("{command} | true; exit ${{PIPESTATUS[0]}}", 1),
-        ("PYTHONIOENCODING=ascii {command} > shown", 0),
+        pytest.param("PYTHONIOENCODING=ascii {command} > shown", 0, marks=pytest.mark.nightly),
     ],
 )
 def test_a_stdout_that_takes_nothing_is_no_unexpected_error(

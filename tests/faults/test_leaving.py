@@ -149,7 +149,15 @@ def leave(mode: str, stack: Stack) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("mode", ["return", "raise", *MOMENTS, "interrupt"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        *(pytest.param(mode, marks=pytest.mark.nightly) for mode in ("return", "raise")),
+        pytest.param("while the engine is asked", marks=pytest.mark.nightly),
+        "while starting",
+        "interrupt",
+    ],
+)
 def test_leaving_a_process_leaves_no_container(mode: str, stack: Stack) -> None:
     process = leave(mode, stack)
     output, _ = process.communicate(timeout=180)

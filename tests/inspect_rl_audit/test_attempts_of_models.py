@@ -201,7 +201,10 @@ def test_a_hosted_model_is_rolled_out(
 
 @pytest.mark.local
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["audit", "rollout", "train"])
+@pytest.mark.parametrize(
+    "command",
+    ["rollout", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("audit", "train"))],
+)
 def test_a_server_that_is_not_there_is_reported_at_once(
     command: str, task: str, tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -24,7 +24,7 @@ async def get(url: str) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.nightly), 2])
 async def test_workers_share_an_address_and_sigterm_waits_for_their_episodes(workers: int) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
