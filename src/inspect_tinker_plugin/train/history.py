@@ -105,7 +105,7 @@ def rewards_by_task(row: Row) -> dict[str, float]:
 
 
 def step_label(index: int, row: Row) -> str:
-    """Return how a table calls a step, from 1 on; of a test without training, what it is after."""
+    """Return the label of a step, from 1 on, or of a test of weights that are not trained on."""
     tested = any(name.startswith((TEST, EVALUATION)) for name in row)
     return f"after {index}" if tested and number(row, REWARD) is None else str(index + 1)
 
