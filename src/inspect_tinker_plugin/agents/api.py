@@ -11,7 +11,7 @@ import json
 import logging
 import re
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate
@@ -225,7 +225,7 @@ class ModelApi:
             reply = json.loads(reply)
         if not streams:
             return _json(200, reply)
-        return _stream(lambda send: send(b"".join(_encode_events(api, reply, body))))
+        return _stream(lambda send: _send_all(_encode_events(api, reply, body), send))
 
     async def _stream_message(self, arguments: dict[str, Any], send: Send) -> None:
         """Stream a message that is not there yet, and show that it is being worked on."""
@@ -242,7 +242,7 @@ class ModelApi:
             asking.cancel()
         error = _provider_error(api, reply)
         events = [error[1]] if error else dialects.message_events(reply)
-        await send(b"".join(map(dialects.encode_named, events)))
+        await _send_all(map(dialects.encode_named, events), send)
 
     async def _answer_tools(self, path: str, body: Any) -> Response:
         """Answer a request for tools of the host, by the Model Context Protocol."""
@@ -330,11 +330,22 @@ def _encode_events(api: dialects.Api, reply: Any, body: Any) -> Iterator[bytes]:
     elif api is dialects.GOOGLE:
         yield dialects.encode_data(reply)
     else:
-        options = body.get("stream_options")
-        with_usage = isinstance(options, dict) and bool(options.get("include_usage"))
-        events = dialects.completion_events(reply, with_usage=with_usage)
+        options = body.get("stream_options") or {}
+        events = dialects.completion_events(
+            reply, with_usage=lambda: bool(options.get("include_usage"))
+        )
         yield from map(dialects.encode_data, events)
         yield b"data: [DONE]\n\n"
+
+
+async def _send_all(events: Iterable[bytes], send: Send) -> None:
+    """Send events in one piece; if one of them cannot be made, those before it."""
+    made = bytearray()
+    try:
+        for event in events:
+            made += event
+    finally:
+        await send(bytes(made))
 
 
 def _stream(write: Callable[[Send], Awaitable[None]]) -> Response:

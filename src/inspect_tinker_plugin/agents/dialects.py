@@ -1,8 +1,8 @@
 """The dialects of model APIs: their errors, and a reply of the policy as events of a stream.
 
-The reply is complete before the first event, as with Inspect's own proxy, so each text is in one
-event, where that proxy cuts it into pieces. ``tests/agents/test_proxy_parity.py`` compares errors
-and events with those of Inspect's proxy.
+The reply is complete before the first event, as with Inspect's own proxy; a client that
+asked for a stream gets the same reply, cut into pieces. ``tests/agents/test_proxy_parity.py``
+compares errors and events with those of Inspect's proxy.
 """
 
 from __future__ import annotations
@@ -14,6 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 Event = dict[str, Any]
+
+_TEXT = 48
+_ARGUMENTS = 32
+_JSON = 20
 
 
 @dataclass(frozen=True)
@@ -89,15 +93,19 @@ def encode_named(event: Event) -> bytes:
     return f"event: {event['type']}\n".encode() + encode_data(event)
 
 
+def _pieces(text: str, size: int = _TEXT) -> Iterator[str]:
+    return (text[at : at + size] for at in range(0, len(text), size))
+
+
 # Chat Completions
 
 
-def completion_events(completion: Event, *, with_usage: bool) -> Iterator[Event]:
+def completion_events(completion: Event, *, with_usage: Callable[[], bool]) -> Iterator[Event]:
     """Yield the chunks of a chat completion; the caller adds ``[DONE]``.
 
     Args:
         completion: The completion.
-        with_usage: Whether the client wants the usage.
+        with_usage: Whether the client wants the usage; asked behind all other chunks.
     """
     head = {
         "id": completion.get("id"),
@@ -116,19 +124,21 @@ def completion_events(completion: Event, *, with_usage: bool) -> Iterator[Event]
         if choice.get("logprobs"):
             last["logprobs"] = choice["logprobs"]
         yield {**head, "choices": [last], **tail}
-    if with_usage and completion.get("usage"):
+    if with_usage() and completion.get("usage"):
         yield {**head, "choices": [], **tail, "usage": completion["usage"]}
 
 
 def _deltas(message: Event) -> Iterator[Event]:
     yield {"role": message.get("role", "assistant")}
-    if content := message.get("content"):
-        yield {"content": content}
+    content = message.get("content")
+    if isinstance(content, str):
+        for piece in _pieces(content):
+            yield {"content": piece}
     for index, call in enumerate(message.get("tool_calls") or ()):
         function = call.get("function") or {}
         head = {"index": index, "id": call.get("id"), "type": call.get("type")}
         yield {"tool_calls": [{**head, "function": {"name": function.get("name", "")}}]}
-        # With id and type again: some clients join the arguments of all calls.
+        # In one piece, with id and type again: some clients join the arguments of all calls.
         if arguments := function.get("arguments", ""):
             yield {"tool_calls": [{**head, "function": {"arguments": arguments}}]}
 
@@ -172,15 +182,19 @@ def _item_events(item: Event) -> Iterator[tuple[str, Event]]:
     elif kind == "reasoning":
         yield from _reasoning_events(item)
     elif kind == "function_call":
-        yield from _stream_text("function_call_arguments", "arguments", item.get("arguments", ""))
+        text = item.get("arguments", "")
+        yield from _stream_text("function_call_arguments", "arguments", text, size=_ARGUMENTS)
     elif kind == "custom_tool_call":
-        yield from _stream_text("custom_tool_call_input", "input", item.get("input", ""))
+        text = item.get("input", "")
+        yield from _stream_text("custom_tool_call_input", "input", text, size=_ARGUMENTS)
     # Items of a provider's own tools, which no policy makes, are sent whole.
 
 
-def _stream_text(kind: str, field: str, text: str, **more: Any) -> Iterator[tuple[str, Event]]:
-    if text:
-        yield f"{kind}.delta", {**more, "delta": text}
+def _stream_text(
+    kind: str, field: str, text: str, *, size: int = _TEXT, **more: Any
+) -> Iterator[tuple[str, Event]]:
+    for piece in _pieces(text, size):
+        yield f"{kind}.delta", {**more, "delta": piece}
     yield f"{kind}.done", {**more, field: text}
 
 
@@ -238,6 +252,8 @@ def message_start(id: str, model: object) -> Event:
 def message_events(message: Event) -> Iterator[Event]:
     """Yield the events of a message after its first."""
     for index, block in enumerate(message.get("content", [])):
+        if index and index % 3 == 0:
+            yield PING
         opened = _open_block(block)
         if opened is None:
             continue
@@ -259,15 +275,24 @@ def _open_block(block: Event) -> Event | None:
         return {"type": kind, "text": ""}
     if kind == "thinking":
         return {"type": kind, "thinking": ""}
-    if kind == "tool_use":
+    if kind in ("tool_use", "server_tool_use"):
         return {"type": kind, "id": block.get("id"), "name": block.get("name"), "input": {}}
-    return None  # of a provider's own tools, which no policy makes
+    if kind == "web_search_tool_result":
+        content = block.get("content", [])
+        return {"type": kind, "tool_use_id": block.get("tool_use_id"), "content": content}
+    return None
 
 
 def _block_deltas(block: Event) -> Iterator[Event]:
-    if block["type"] == "tool_use":
-        arguments = json.dumps(block.get("input", {}), ensure_ascii=False)
-        yield {"type": "input_json_delta", "partial_json": arguments}
-    for name in ("text", "thinking", "signature"):
-        if block.get(name):
-            yield {"type": f"{name}_delta", name: block[name]}
+    kind = block["type"]
+    if kind == "text":
+        for piece in _pieces(block.get("text", "")):
+            yield {"type": "text_delta", "text": piece}
+    elif kind == "thinking":
+        for piece in _pieces(block.get("thinking", "")):
+            yield {"type": "thinking_delta", "thinking": piece}
+        if block.get("signature"):
+            yield {"type": "signature_delta", "signature": block["signature"]}
+    elif kind in ("tool_use", "server_tool_use"):
+        for piece in _pieces(json.dumps(block.get("input", {}), ensure_ascii=False), _JSON):
+            yield {"type": "input_json_delta", "partial_json": piece}
