@@ -170,12 +170,7 @@ async def _check(choices: dict[str, Any]) -> AsyncIterator[Run]:
 
 def _make_again(resolved: ResolvedTask, roles: Mapping[str, Any]) -> Task:
     """Make a new task for each run, if a task can be made: tasks may keep state."""
-    from inspect_tinker_plugin.tasks.loading import with_roles
-
-    if resolved.ref is None:
-        return resolved.task
-    with with_roles(roles):
-        return resolved.ref.resolve()
+    return resolved.task if resolved.ref is None else resolved.ref.resolve(roles)
 
 
 def _describe(run: Run) -> Iterator[str]:

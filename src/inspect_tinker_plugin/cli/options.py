@@ -150,12 +150,10 @@ def load_task(choices: dict[str, Any], roles: Mapping[str, Any] | None = None) -
         choices: The command's choices.
         roles: Models by role, which the task may ask for while it is made.
     """
-    from inspect_tinker_plugin.tasks.loading import with_roles
     from inspect_tinker_plugin.tasks.reference import resolve_task
 
     args = parse_args(choices.pop("task_args"), choices.pop("task_config"))
-    with with_roles(roles or {}):
-        return resolve_task(choices.pop("task"), args)
+    return resolve_task(choices.pop("task"), args, roles=roles)
 
 
 def dataset_options(

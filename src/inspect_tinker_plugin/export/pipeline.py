@@ -29,7 +29,6 @@ from inspect_tinker_plugin.export.options import TRAIN, ExportOptions
 from inspect_tinker_plugin.export.prompts import FirstTurns, row_of
 from inspect_tinker_plugin.options import Selection
 from inspect_tinker_plugin.processes.workers import dump, freeze_memory_once, worker_pool
-from inspect_tinker_plugin.tasks.loading import with_roles
 from inspect_tinker_plugin.tasks.reference import ResolvedTask, TaskRef
 from inspect_tinker_plugin.tasks.samples import select_samples
 
@@ -328,8 +327,7 @@ async def _wait_for_rows(call: Future[list[Row | Failure]]) -> list[Row | Failur
 def _load_rows(job: bytes) -> Rows:
     ref: TaskRef
     ref, options = pickle.loads(job)
-    with with_roles(options.episode.model_roles):
-        rows = Rows(ref.resolve(), options)
+    rows = Rows(ref.resolve(options.episode.model_roles), options)
     freeze_memory_once()
     return rows
 

@@ -32,7 +32,6 @@ from inspect_tinker_plugin.rl.prewarm import Ahead, Batches
 from inspect_tinker_plugin.rl.task_handle import TaskHandle, log_folder, open_logs
 from inspect_tinker_plugin.samplers import GroupOutcome, SamplePool, resolve_sampler, try_sampler
 from inspect_tinker_plugin.samplers.state import FOLDER, OutcomeFile, SamplerState
-from inspect_tinker_plugin.tasks.loading import with_roles
 from inspect_tinker_plugin.tasks.reference import ResolvedTask, TaskRef, resolve_task
 from inspect_tinker_plugin.tasks.samples import SelectedSamples, select_samples
 
@@ -300,8 +299,7 @@ def prepare_task(
         )
     if options.log_dir is not None:
         options = replace(options, log_dir=log_folder(options.log_dir))
-    with with_roles(options.model_roles):
-        resolved = resolve_task(task, task_args)
+    resolved = resolve_task(task, task_args, roles=options.model_roles)
     reward = resolve_reward(options.reward).aggregator
     if not with_plugin_scorers(resolved.task).scorer and not reads_other_than_scorers(
         options.reward, reward

@@ -38,7 +38,7 @@ from inspect_tinker_plugin.rl.hooks import (
     with_plugin_scorers,
 )
 from inspect_tinker_plugin.rl.models import model_name
-from inspect_tinker_plugin.tasks.loading import choose_sandbox, with_roles
+from inspect_tinker_plugin.tasks.loading import choose_sandbox
 from inspect_tinker_plugin.tasks.reference import TaskRef
 from inspect_tinker_plugin.tasks.samples import with_samples
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer
@@ -198,8 +198,7 @@ class TaskHandle:
     def _resolve(self) -> Task:
         if self._task is None:
             assert self._ref is not None
-            with with_roles(self.options.model_roles):
-                self._task = self._ref.resolve()
+            self._task = self._ref.resolve(self.options.model_roles)
         return self._task
 
     def __reduce__(self) -> tuple[Any, ...]:

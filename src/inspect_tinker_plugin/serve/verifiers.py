@@ -29,7 +29,6 @@ from inspect_tinker_plugin.rl.models import make_renderer
 from inspect_tinker_plugin.serve.results import Failure, RolloutResult, SampledTurn, write_message
 from inspect_tinker_plugin.serve.samplers import Endpoint, EndpointSampler, Prompt, Sampled
 from inspect_tinker_plugin.serve.service import RolloutService
-from inspect_tinker_plugin.tasks.loading import with_roles
 from inspect_tinker_plugin.tasks.reference import resolve_task
 from inspect_tinker_plugin.tasks.samples import select_samples
 
@@ -137,8 +136,7 @@ def as_verifiers_taskset(
         raise ConfigError(
             "group_reward compares the episodes of a group, and verifiers runs each by itself"
         )
-    with with_roles(read.model_roles):
-        resolved = resolve_task(task, task_args)
+    resolved = resolve_task(task, task_args, roles=read.model_roles)
     samples = select_samples(resolved.task, read.selection)
     services: dict[str | None, RolloutService] = {}
 

@@ -85,9 +85,13 @@ def with_policy() -> AbstractContextManager[None]:
     return internals.bind_model(get_model(POLICY_MODEL))
 
 
-def with_roles(roles: Mapping[str, Any]) -> AbstractContextManager[None]:
-    """Have ``get_model(role=...)`` find these models while a task is made, as in an eval."""
-    return internals.bind_roles(_Roles(roles))
+def with_roles(roles: Mapping[str, Any] | None) -> AbstractContextManager[None]:
+    """Have ``get_model(role=...)`` find these models for a while, as in an eval.
+
+    Args:
+        roles: Models by role; ``None`` leaves those that are bound.
+    """
+    return nullcontext() if roles is None else internals.bind_roles(_Roles(roles))
 
 
 class _Roles(dict[str, Any]):

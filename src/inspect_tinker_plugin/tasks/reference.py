@@ -54,20 +54,29 @@ class TaskRef:
         task = _task_in_file(file, name)
         return cls(f"{file.as_posix()}@{task}", dict(args or {}), file.parent.as_posix())
 
-    def resolve(self) -> Task:
+    def resolve(self, roles: Mapping[str, Any] | None = None) -> Task:
         """Create the task.
+
+        Args:
+            roles: Models by role, which the task may ask for while it is made; by default those
+                that are bound.
 
         Raises:
             TaskNotFoundError: Nothing is registered by this name, or the file is gone.
             TaskError: The task's own code failed, or it does not take these arguments.
         """
-        from inspect_tinker_plugin.tasks.loading import create_from_file, create_registered
+        from inspect_tinker_plugin.tasks.loading import (
+            create_from_file,
+            create_registered,
+            with_roles,
+        )
 
         path, name = _split(self.spec)
-        if path is None:
-            return create_registered(self.spec, self.args, self.run_dir)
-        file = _existing_file(path, self.spec)
-        return create_from_file(file, _task_in_file(file, name), self.args)
+        with with_roles(roles):
+            if path is None:
+                return create_registered(self.spec, self.args, self.run_dir)
+            file = _existing_file(path, self.spec)
+            return create_from_file(file, _task_in_file(file, name), self.args)
 
 
 @dataclass(frozen=True)
@@ -85,6 +94,8 @@ class ResolvedTask:
 def resolve_task(
     task: Task | Callable[..., Task] | str | TaskRef | ResolvedTask,
     task_args: Mapping[str, Any] | None = None,
+    *,
+    roles: Mapping[str, Any] | None = None,
 ) -> ResolvedTask:
     """Turn a task, or anything that names one, into a live task.
 
@@ -92,6 +103,8 @@ def resolve_task(
         task: A Task, a function that returns one, a registered name, a file
             specification or a reference; or what was resolved before, which stays as it is.
         task_args: Arguments of the task function; not for what has its arguments already.
+        roles: Models by role, which the task may ask for while it is made; by default those
+            that are bound.
 
     Raises:
         TaskNotFoundError: There is no such task; close matches are listed.
@@ -99,7 +112,7 @@ def resolve_task(
     """
     from inspect_ai import Task
 
-    from inspect_tinker_plugin.tasks.loading import call_task_function
+    from inspect_tinker_plugin.tasks.loading import call_task_function, with_roles
 
     if isinstance(task, Task | TaskRef | ResolvedTask):
         if task_args:
@@ -110,16 +123,17 @@ def resolve_task(
         if isinstance(task, ResolvedTask):
             return task
         if isinstance(task, TaskRef):
-            return ResolvedTask(task.resolve(), task, named=True)
+            return ResolvedTask(task.resolve(roles), task, named=True)
         return ResolvedTask(task, task_reference(task))
     if isinstance(task, str):
         ref = TaskRef.parse(task, task_args)
-        live = ref.resolve()
+        live = ref.resolve(roles)
         # A bare name is known to this process only; its file is known to every one.
         lasting = "/" in ref.spec
         return ResolvedTask(live, ref if lasting else task_reference(live), named=lasting)
     if callable(task):
-        live = call_task_function(task, task_args or {})
+        with with_roles(roles):
+            live = call_task_function(task, task_args or {})
         found = task_reference(live)
         return ResolvedTask(live, found, named=found is not None)
     raise TaskError(

@@ -30,7 +30,6 @@ from inspect_tinker_plugin.rl.models import (
     recommended_renderer,
     require_renderer,
 )
-from inspect_tinker_plugin.tasks.loading import with_roles
 from inspect_tinker_plugin.tasks.reference import resolve_task
 from inspect_tinker_plugin.train.data import EvalTasksBuilder, TrainingDataBuilder, keep_in_run
 from inspect_tinker_plugin.train.history import ROLLOUT_LOGS
@@ -249,15 +248,15 @@ def _evaluations(request: TrainRequest, config: Any) -> list[EvalTasksBuilder]:
     """Return what evaluates the tasks of ``--eval-task``, if there are any."""
     arguments = dict(request.eval_args)
     options = config.dataset_builder.dataset_options()
-    with with_roles(options.model_roles):
-        refs = [resolve_task(task, arguments).ref for task in request.eval_task]
+    roles = dict(options.model_roles)
+    refs = [resolve_task(task, arguments, roles=roles).ref for task in request.eval_task]
     if not refs:
         return []
     return [
         EvalTasksBuilder(
             tasks=[ref.spec for ref in refs if ref is not None],
             task_args=arguments,
-            model_roles=dict(options.model_roles) or None,
+            model_roles=roles or None,
             limit=request.eval_limit,
             model_name=config.model_name,
             renderer_name=config.renderer_name,

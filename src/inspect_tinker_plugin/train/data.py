@@ -38,7 +38,6 @@ from inspect_tinker_plugin.rl.dataset import InspectRLDataset, prepare_task
 from inspect_tinker_plugin.rl.mixture import InspectRLMixture, plan_mixture
 from inspect_tinker_plugin.rl.models import make_renderer
 from inspect_tinker_plugin.rl.task_handle import log_folder, resumed_at, training_id
-from inspect_tinker_plugin.tasks.loading import with_roles
 from inspect_tinker_plugin.tasks.reference import resolve_task
 from inspect_tinker_plugin.tasks.samples import (
     SelectedSamples,
@@ -187,9 +186,9 @@ class TrainingDataBuilder(InspectRLDatasetBuilder):
     def _samples(self) -> tuple[list[SelectedSamples], list[SelectedSamples] | None]:
         """Return, per task, the samples to train on, and those that a split holds out."""
         chosen = []
+        roles = self.dataset_options().model_roles
         for each in self.mixed_tasks():
-            with with_roles(self.dataset_options().model_roles):
-                task = resolve_task(each.task, each.task_args).task
+            task = resolve_task(each.task, each.task_args, roles=roles).task
             chosen.append(select_samples(task, self.selection(**each.options)))
         if self.test_split is None:
             return chosen, None

@@ -33,7 +33,6 @@ from inspect_tinker_plugin.logs import RolloutStatus, assemble_pending, figures
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
 from inspect_tinker_plugin.rl.task_handle import training_id
 from inspect_tinker_plugin.tasks import resolve_task, task_digest
-from inspect_tinker_plugin.tasks.loading import with_roles
 from inspect_tinker_plugin.train.history import ROLLOUT_LOGS, read_logs
 
 logger = getLogger(__name__)
@@ -138,10 +137,11 @@ def _same_since(path: Path, digest: str) -> datetime:
 def _digest(config: Any) -> str:
     """Digest what episodes depend on: tasks, options, the sampling, and the packages."""
     data = config.dataset_builder
-    with with_roles(data.dataset_options().model_roles):
-        tasks = [
-            task_digest(resolve_task(each.task, each.task_args).task) for each in data.mixed_tasks()
-        ]
+    roles = data.dataset_options().model_roles
+    tasks = [
+        task_digest(resolve_task(each.task, each.task_args, roles=roles).task)
+        for each in data.mixed_tasks()
+    ]
     found = (
         tasks,
         data.task_args,
