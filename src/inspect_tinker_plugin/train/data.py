@@ -391,7 +391,7 @@ class EvalTasks(SamplingClientEvaluator):
     def _connect(self, sampler: tinker.SamplingClient, step: int | None) -> Connection:
         config = self._config
         source = Source(
-            weights=None if step else self._unnumbered(step),
+            weights=self._weights(step),
             base_model=config.model_name,
             renderer=config.renderer_name,
             context_window=config.context_window,
@@ -405,17 +405,19 @@ class EvalTasks(SamplingClientEvaluator):
         window = find_window(source, source.base_url)
         return Connection(source=source, sampler=sampler, renderer=renderer, window=window)
 
-    def _unnumbered(self, step: int | None) -> str | None:
-        """Name weights that are not of a known step: Inspect caches replies by the model's name.
+    def _weights(self, step: int | None) -> str | None:
+        """Name weights that run and step do not name: Inspect caches replies by the model's name.
 
         Returns:
-            The weights that the run started from, ``None`` if that was the base model; a new name
-            if the step is not known.
+            A new name if the step is not known; before the first step the weights that the run
+            started from, ``None`` if that was the base model.
         """
         run = self._config.run
         if step is None:
             return f"{run or self._config.model_name}@{uuid4().hex}"
-        return None if run is None else read_config(Path(run)).get("load_checkpoint_path")
+        if step > 0 or run is None:
+            return None
+        return read_config(Path(run)).get("load_checkpoint_path")
 
 
 def _forget_earlier(logs: Iterable[EvalLog], step: int) -> None:

@@ -106,8 +106,12 @@ def rewards_by_task(row: Row) -> dict[str, float]:
 
 def step_label(index: int, row: Row) -> str:
     """Return the label of a step, from 1 on, or of a test of weights that are not trained on."""
-    tested = any(name.startswith((TEST, EVALUATION)) for name in row)
-    return f"after {index}" if tested and number(row, REWARD) is None else str(index + 1)
+    only_tested = _is_tested(row) and number(row, REWARD) is None
+    return f"after {index}" if only_tested else str(index + 1)
+
+
+def _is_tested(row: Row) -> bool:
+    return any(name.startswith(_EVALUATED) for name in row)
 
 
 def read_steps(log_dir: Path) -> dict[int, dict[str, Any]]:
@@ -119,9 +123,12 @@ def read_steps(log_dir: Path) -> dict[int, dict[str, Any]]:
     steps: dict[int, dict[str, Any]] = {}
     for row in read_rows(log_dir / METRICS):
         if isinstance(step := row.get("step"), int):
-            again = {False: REWARD in row, True: any(name.startswith(_EVALUATED) for name in row)}
-            earlier = steps.get(step, {}).items()
-            kept = {name: n for name, n in earlier if not again[name.startswith(_EVALUATED)]}
+            trained, tested = REWARD in row, _is_tested(row)
+            kept = {
+                name: value
+                for name, value in steps.get(step, {}).items()
+                if not (tested if name.startswith(_EVALUATED) else trained)
+            }
             steps[step] = {**kept, **row}
     return dict(sorted(steps.items()))
 
