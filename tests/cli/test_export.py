@@ -7,11 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from tests.commands import Command
 from tests.export.test_pipeline import rows
 
 from inspect_tinker_plugin.cli.main import rl
@@ -216,15 +216,14 @@ def test_options_come_from_dotenv_in_every_way_to_call_it(command: list[str], fo
 
 
 def test_ctrl_c_says_how_to_continue(folder: Path) -> None:
-    command = [INSPECT, "rl", "export", "tasks.py@slow", "-o", "out", "--max-samples", "2"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        while not Path("out/.inspect-rl-export/journal.jsonl").exists():
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert errors == "Interrupted; run the same command again to continue.\n"
-    assert Path("out/.inspect-rl-export/journal.jsonl").exists()
+    journal = folder / "out" / ".inspect-rl-export" / "journal.jsonl"
+    command = Command("export", "tasks.py@slow", "-o", "out", "--max-samples", "2", cwd=folder)
+    command.wait_until(journal.exists)
+    command.send(signal.SIGINT)
+    done = command.wait(60)
+    assert done.returncode == 130
+    assert done.stderr == "Interrupted; run the same command again to continue.\n"
+    assert journal.exists()
     assert not Path("out/export.json").exists()
 
 

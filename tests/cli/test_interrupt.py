@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from tests.commands import Command
 
 TASKS = """
 import asyncio
@@ -40,43 +39,28 @@ def interrupted(
     folder: Path,
     *args: str,
     by: signal.Signals = signal.SIGINT,
-    ignoring: str = "",
+    ignoring: signal.Signals | None = None,
     tasks: str = TASKS,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command until its first slow sample has begun, and press Ctrl-C."""
     (folder / "tasks.py").write_text(tasks)
-    command = [sys.executable, "-W", "ignore", "-m", "inspect_tinker_plugin", *args]
-    if ignoring:
-        command = ["sh", "-c", f"trap '' {ignoring}; exec \"$@\"", "sh", *command]
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + 200
-    while not (folder / "slow").exists():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    process.send_signal(by)
-    out, err = process.communicate(timeout=100)
-    return subprocess.CompletedProcess(command, process.returncode, out, err)
+    command = Command(*args, cwd=folder, ignoring=ignoring)
+    command.wait_until((folder / "slow").exists)
+    command.send(by)
+    return command.wait()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("by", "ignoring"),
     [
-        pytest.param(signal.SIGINT, "", id="Ctrl-C"),
-        pytest.param(signal.SIGTERM, "INT", id="SIGTERM", marks=pytest.mark.nightly),
-        pytest.param(signal.SIGHUP, "", id="SIGHUP", marks=pytest.mark.nightly),
+        pytest.param(signal.SIGINT, None, id="Ctrl-C"),
+        pytest.param(signal.SIGTERM, signal.SIGINT, id="SIGTERM", marks=pytest.mark.nightly),
+        pytest.param(signal.SIGHUP, None, id="SIGHUP", marks=pytest.mark.nightly),
     ],
 )
 def test_a_signal_shows_the_groups_that_are_finished(
-    tmp_path: Path, by: signal.Signals, ignoring: str
+    tmp_path: Path, by: signal.Signals, ignoring: signal.Signals | None
 ) -> None:
     options = ("--limit", "3", "--group-size", "2", "--json")
     done = interrupted(tmp_path, "rollout", "tasks.py", *options, by=by, ignoring=ignoring)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.commands import Command
 
 TASK = """
 import os
@@ -52,12 +53,7 @@ def test_what_a_task_and_its_programs_print_is_not_on_stdout(
     tmp_path: Path, command: str, arguments: list[str]
 ) -> None:
     (tmp_path / "loud.py").write_text(TASK)
-    done = subprocess.run(
-        [sys.executable, *MODULE, command, "loud.py@planted", "--json", *arguments],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    done = Command(command, "loud.py@planted", "--json", *arguments, cwd=tmp_path).wait()
     assert done.returncode == 0, done.stderr
     assert EPISODE in done.stderr
     assert "that talks" not in done.stdout
@@ -67,30 +63,18 @@ def test_what_a_task_and_its_programs_print_is_not_on_stdout(
         json.loads(each)
 
 
-QUIET = """
-from inspect_ai import Task, task
-from inspect_ai.dataset import Sample
-from inspect_ai.scorer import includes
-
-@task
-def quiet():
-    return Task(dataset=[Sample(id=1, input="pi\u00f1a?", target="a")], scorer=includes())
-"""
-
-
 @pytest.mark.nightly
-def test_a_stdout_of_ascii_has_every_letter(tmp_path: Path) -> None:
-    (tmp_path / "quiet.py").write_text(QUIET, encoding="utf-8")
+def test_a_stdout_of_ascii_has_every_letter() -> None:
+    toy = (f"{Path(__file__).parents[2]}/example_tasks/toy.py@letters", "-T", "allowed=\u00f1")
     done = subprocess.run(
-        [sys.executable, *MODULE, "rollout", "quiet.py", "--group-size", "2"],
-        cwd=tmp_path,
+        [sys.executable, *MODULE, "rollout", *toy, "--group-size", "2"],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
     )
     assert done.returncode == 0, done.stderr
     assert "Error" not in done.stderr
-    assert "pi\\xf1a" in done.stdout
+    assert "\\xf1" in done.stdout
 
 
 def test_a_reader_that_has_left_is_no_unexpected_error() -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
+import resource
 import signal
-import subprocess
-import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import pytest
 from inspect_ai import SampleSource, Task
 from inspect_ai.dataset import Sample
 from inspect_ai.solver import Generate, TaskState
+from tests.commands import Command
 from tests.functions import make_solver
 from tests.waiting import until
 
@@ -276,30 +275,33 @@ def numbers():
     return Task(dataset=samples, solver=slow(float(os.environ["PAUSE"])))
 """
 
-RUN = """
-import sys
-from inspect_tinker_plugin.export import folder as export_folder
-export_folder.HELD_BYTES = 1
-from inspect_tinker_plugin.cli.main import rl
-rl(["export", "tasks.py", "--output", "out", "--max-samples", "4"])
-"""
+
+def hold_nothing() -> None:
+    """Write every row at once; in a process of its own."""
+    export_folder.HELD_BYTES = 1
+
+
+def fill_disk() -> None:
+    hold_nothing()
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, -1))
+
+
+def exporting(folder: Path, pause: str, prepare: Callable[[], None] = hold_nothing) -> Command:
+    (folder / "tasks.py").write_text(TASKS)
+    words = ("export", "tasks.py", "--output", "out", "--max-samples", "4")
+    return Command(*words, cwd=folder, environ={"PAUSE": pause}, prepare=prepare)
 
 
 @pytest.mark.slow
 def test_a_killed_export_continues_and_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    (tmp_path / "tasks.py").write_text(TASKS)
     journal = tmp_path / "out" / WORK / "journal.jsonl"
 
-    def run(**options: Any) -> subprocess.Popen[str]:
-        env = {**os.environ, "PAUSE": "0.01"}
-        return subprocess.Popen([sys.executable, "-c", RUN], cwd=tmp_path, env=env, **options)
-
     def kill_after(lines: int) -> None:
-        with run() as process:
-            while not journal.exists() or journal.read_text().count("\n") < lines:
-                assert process.poll() is None
-                time.sleep(0.005)
-            process.send_signal(signal.SIGKILL)
+        command = exporting(tmp_path, "0.01")
+        command.wait_until(lambda: journal.exists() and journal.read_text().count("\n") >= lines)
+        command.send(signal.SIGKILL)
+        assert command.wait().returncode == -signal.SIGKILL
 
     kill_after(60)
     journal.write_text(journal.read_text() + '{"unit": "9')  # killed while it wrote a line
@@ -309,36 +311,17 @@ def test_a_killed_export_continues_and_ends_as_if_nothing_had_happened(tmp_path:
     journal.write_bytes(held)
     assert not (tmp_path / "out" / "export.json").exists()
     before = (tmp_path / "seen.txt").read_text().count("\n")
-    with run(stdout=subprocess.PIPE, text=True) as process:
-        said, _ = process.communicate()
-    assert "by an earlier run" in said
+    assert "by an earlier run" in exporting(tmp_path, "0.01").wait().stdout
     assert [row["answer"] for row in rows(tmp_path / "out")] == [str(n) for n in range(400)]
     assert summary(tmp_path / "out")["counts"]["written"] == 400
     assert 300 < (tmp_path / "seen.txt").read_text().count("\n") - before < 370
 
 
-FULL = """
-import resource, signal, sys
-from inspect_tinker_plugin.export import folder as export_folder
-export_folder.HELD_BYTES = 1
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (3000, -1))
-from inspect_tinker_plugin.cli.main import rl
-rl(["export", "tasks.py", "--output", "out"])
-"""
-
-
 def test_a_full_disk_is_one_line_and_the_export_can_continue(tmp_path: Path) -> None:
-    (tmp_path / "tasks.py").write_text(TASKS)
-    env = {**os.environ, "PAUSE": "0"}
-    failed = subprocess.run(
-        [sys.executable, "-c", FULL], cwd=tmp_path, env=env, capture_output=True, text=True
-    )
+    failed = exporting(tmp_path, "0", fill_disk).wait()
     assert failed.returncode == 1
     assert failed.stderr == "Error: cannot write to out: File too large.\n"
-    subprocess.run(
-        [sys.executable, "-c", RUN], cwd=tmp_path, env=env, check=True, capture_output=True
-    )
+    assert exporting(tmp_path, "0").wait().returncode == 0
     assert len(rows(tmp_path / "out")) == 400
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
+from tests.commands import Command
 from tests.waiting import is_alive
 
 from inspect_tinker_plugin.contracts.errors import ConfigError, ExportError
@@ -185,24 +183,16 @@ def test_workers_share_the_samples_that_are_prepared_at_once(workers: int) -> No
 
 @pytest.mark.slow
 def test_a_signal_ends_the_workers_and_the_same_command_continues(folder: Path) -> None:
-    command = [sys.executable, "-W", "ignore", "-m", "inspect_tinker_plugin", "export"]
-    command += ["tasks.py@slow", "--output", "out", "--format", "jsonl", "--workers", "2"]
-    process = subprocess.Popen(
-        command,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    deadline = time.monotonic() + 200
-    while len(workers := list(folder.glob("worker-*"))) < 2:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=100)
-    assert process.returncode == 143, err
-    assert err.decode().split("\n") == ["Interrupted; run the same command again to continue.", ""]
-    assert not [path for path in workers if is_alive(int(path.name.removeprefix("worker-")))]
+    words = ("export", "tasks.py@slow", "--output", "out", "--format", "jsonl", "--workers", "2")
+    command = Command(*words, cwd=folder)
+    command.wait_until(lambda: len(list(folder.glob("worker-*"))) == 2)
+    workers = [int(path.name.removeprefix("worker-")) for path in folder.glob("worker-*")]
+    command.send(signal.SIGTERM)
+    done = command.wait(100)
+    assert done.returncode == 143, done.stderr
+    assert done.stderr == "Interrupted; run the same command again to continue.\n"
+    assert not any(map(is_alive, workers))
 
-    subprocess.run([*command, "--max-samples", "200"], check=True, capture_output=True)
+    assert Command(*words, "--max-samples", "200", cwd=folder).wait().returncode == 0
     ids = [line.split(b'"')[3] for each in files("out").values() for line in each.splitlines()]
     assert ids == [str(n).encode() for n in range(1, 401)]

@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,11 @@ def wait_until_gone(pid: int) -> None:
     wait_until(lambda: not is_alive(pid))
 
 
+def light_pool() -> AbstractContextManager[ProcessPoolExecutor]:
+    """A pool of one worker, which does not load what rollouts need."""
+    return worker_pool(1, loading="asyncio")
+
+
 def test_calls_run_in_other_processes_that_are_gone_afterwards() -> None:
     with worker_pool(2) as pool:
         pids = {pool.submit(os.getpid).result(60) for _ in range(4)}
@@ -47,7 +53,7 @@ def test_calls_run_in_other_processes_that_are_gone_afterwards() -> None:
 
 def test_leaving_the_block_interrupts_what_runs(tmp_path: Path) -> None:
     started, cleaned = tmp_path / "started", tmp_path / "cleaned"
-    with worker_pool(1) as pool:
+    with light_pool() as pool:
         future: Future[None] = pool.submit(work, started, cleaned)
         wait_until_there(started)
     assert cleaned.exists()
@@ -61,7 +67,7 @@ def test_workers_of_a_background_job_heed_its_end_but_no_ctrl_c(
     started, cleaned = tmp_path / "started", tmp_path / "cleaned"
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with worker_pool(1) as pool:
+        with light_pool() as pool:
             pool.submit(work, started, cleaned)
             wait_until_there(started)
             os.kill(int(started.read_text()), signal.SIGINT)
@@ -73,7 +79,7 @@ def test_workers_of_a_background_job_heed_its_end_but_no_ctrl_c(
 
 
 def test_calls_that_were_sent_ahead_are_not_begun_any_more(tmp_path: Path) -> None:
-    with worker_pool(1) as pool:
+    with light_pool() as pool:
         pool.submit(work, tmp_path / "first", tmp_path / "cleaned")
         pool.submit(work, tmp_path / "second", tmp_path / "second-cleaned")
         wait_until_there(tmp_path / "first")
@@ -83,7 +89,7 @@ def test_calls_that_were_sent_ahead_are_not_begun_any_more(tmp_path: Path) -> No
 def test_a_worker_that_waits_ignores_ctrl_c_and_ends_quietly_by_another_signal(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    with worker_pool(1) as pool:
+    with light_pool() as pool:
         pid = pool.submit(os.getpid).result(60)
         os.kill(pid, signal.SIGINT)
         time.sleep(0.5)
@@ -108,7 +114,7 @@ class Heavy:
 
 
 def test_a_worker_that_is_told_to_end_while_it_sends_a_result_ends(tmp_path: Path) -> None:
-    with worker_pool(1) as pool:
+    with light_pool() as pool:
         pid = pool.submit(os.getpid).result(60)
         pool.submit(Heavy, tmp_path / "sending")
         wait_until_there(tmp_path / "sending")
@@ -119,7 +125,7 @@ def test_a_worker_that_is_told_to_end_while_it_sends_a_result_ends(tmp_path: Pat
 def test_a_signal_to_all_processes_interrupts_workers_too(tmp_path: Path) -> None:
     """As a supervisor sends it to every process of a service."""
     started, cleaned = tmp_path / "started", tmp_path / "cleaned"
-    with worker_pool(1) as pool:
+    with light_pool() as pool:
         pool.submit(work, started, cleaned)
         wait_until_there(started)
         os.kill(int(started.read_text()), signal.SIGTERM)
@@ -132,10 +138,9 @@ def test_a_worker_whose_trainer_was_killed_cleans_up_and_ends(tmp_path: Path) ->
     script.write_text(
         "import sys\n"
         "from pathlib import Path\n"
-        "from inspect_tinker_plugin.processes.workers import worker_pool\n"
-        "from tests.processes.test_workers import work\n"
+        "from tests.processes.test_workers import light_pool, work\n"
         "if __name__ == '__main__':\n"
-        "    with worker_pool(1) as pool:\n"
+        "    with light_pool() as pool:\n"
         "        pool.submit(work, Path(sys.argv[1]), Path(sys.argv[2])).result()\n"
     )
     root = Path(__file__).parents[2]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 import shutil
 from collections.abc import Callable
@@ -12,15 +11,13 @@ from typing import Any
 
 import pytest
 from inspect_ai.log import read_eval_log
+from tests.commands import FORKING
 from tests.train import drill
 from tests.train.runs import rows
 
 from inspect_tinker_plugin.logs import assemble_pending, figures
 from inspect_tinker_plugin.logs.rollout import SAMPLED_KEY
 from tinker_local import LocalServer, LocalSettings
-
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.train.drill"])
 
 Runner = Callable[..., int | None]
 
@@ -30,7 +27,7 @@ def run(
 ) -> int | None:
     folder.mkdir(parents=True, exist_ok=True)
     given = (folder, model, server.environ, kill_at)
-    process = CONTEXT.Process(target=drill.run, args=given, kwargs=options)
+    process = FORKING.Process(target=drill.run, args=given, kwargs=options)
     process.start()
     process.join()
     return process.exitcode
