@@ -36,6 +36,12 @@ KINDS = [
     pytest.param("docker_pool", id="docker_pool", marks=pytest.mark.docker),
     pytest.param("docker", id="docker", marks=pytest.mark.docker),
 ]
+STOCK_NIGHTLY = [
+    *KINDS[:2],
+    pytest.param("docker", id="docker", marks=[pytest.mark.docker, pytest.mark.nightly]),
+]
+"""The stock provider takes long to stop, and is used per change by the other tests."""
+
 WALLED = KINDS[1:]
 
 
@@ -140,7 +146,7 @@ async def test_nothing_of_a_bridge_is_left_in_the_sandbox(kind: str, tmp_path: P
     assert seen["after"] == seen["before"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STOCK_NIGHTLY)
 async def test_an_episode_that_is_closed_while_it_waits_leaves_no_port(
     kind: str, tmp_path: Path
 ) -> None:

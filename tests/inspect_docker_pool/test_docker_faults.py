@@ -233,8 +233,17 @@ async def test_what_a_killed_process_left_is_reaped_by_the_next(
     await DockerPoolSandboxEnvironment.sample_cleanup("test", None, alive, False)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
-@pytest.mark.parametrize("command", ["tail -f /dev/null", "sleep 600 600"], ids=["executor", "own"])
+@pytest.mark.parametrize(
+    ("command", "number"),
+    [
+        pytest.param("tail -f /dev/null", signal.SIGKILL, id="executor-SIGKILL"),
+        pytest.param("sleep 600 600", signal.SIGTERM, id="own-SIGTERM"),
+        pytest.param(
+            "tail -f /dev/null", signal.SIGTERM, id="executor-SIGTERM", marks=pytest.mark.nightly
+        ),
+        pytest.param("sleep 600 600", signal.SIGKILL, id="own-SIGKILL", marks=pytest.mark.nightly),
+    ],
+)
 async def test_what_a_killed_process_left_is_removed_without_another_process(
     image: str, command: str, number: signal.Signals, left_behind: Any
 ) -> None:

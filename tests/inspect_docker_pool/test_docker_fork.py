@@ -333,8 +333,18 @@ CORPUS = load_corpus(Path(__file__).parents[1] / "parity" / "corpus")
 CASES = [case for case in CORPUS if case.docker and "service" not in case.id]
 
 
+RARE = ("text-editor-in-docker",)
+"""Cases that take long, because Inspect puts its tools into each sandbox."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(each, id=each.id, marks=[pytest.mark.nightly] if each.id in RARE else [])
+        for each in CASES
+    ],
+)
 async def test_an_episode_from_a_snapshot_is_one_that_set_itself_up(
     case: ParityCase, manager: PoolManager, tmp_path: Path
 ) -> None:

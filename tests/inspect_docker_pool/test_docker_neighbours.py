@@ -15,6 +15,7 @@ import pytest
 from tests.inspect_docker_pool.conftest import SilentEngine, prewarm, take
 from tests.waiting import until
 
+from inspect_docker_pool import executor
 from inspect_docker_pool import pool as pools
 from inspect_docker_pool.compose import parse_config
 from inspect_docker_pool.config import DockerPoolConfig
@@ -51,7 +52,7 @@ async def test_running_episodes_do_not_wait_behind_builds(
     await running.write_file("file", "text")
     builds = [
         asyncio.create_task(Env.task_init("test", path))
-        for path in _dockerfiles(tmp_path, image, 20, "sleep 4")
+        for path in _dockerfiles(tmp_path, image, 8, "sleep 4")
     ]
     seconds: list[float] = []
     begun = time.monotonic()
@@ -64,7 +65,7 @@ async def test_running_episodes_do_not_wait_behind_builds(
     await asyncio.gather(*builds)
     assert len(seconds) > 20
     assert statistics.median(seconds) < 4, "a build's step takes four seconds"
-    assert time.monotonic() - begun < 20 * 4, "one after the other"
+    assert time.monotonic() - begun < 8 * 4, "one after the other"
 
 
 async def test_an_image_is_built_once_however_many_wait_for_it(
@@ -320,8 +321,12 @@ async def test_a_silent_engine_holds_up_no_event_loop(
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_a_silent_engine_holds_no_command(
-    image: str, manager: PoolManager, silent_engine: SilentEngine
+    image: str,
+    manager: PoolManager,
+    silent_engine: SilentEngine,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(executor, "GRACE_SECONDS", 0.5)
     sandbox = await take(DockerPoolConfig(image=image, warm=0))
     silent_engine.fall_silent()
     begun = time.monotonic()
@@ -357,6 +362,10 @@ _AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root sees others' 
 
 class TestDiskLimit:
     """Ways to take more disk than the limit, each of which ends the container."""
+
+    @pytest.fixture(autouse=True)
+    def _measured_often(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("inspect_docker_pool.manager._DISK_SECONDS", 0.5)
 
     async def _ends(self, sandbox: DockerPoolSandboxEnvironment, program: str) -> None:
         with pytest.raises(SandboxDiedError, match="disk limit"):
@@ -426,6 +435,6 @@ class TestDiskLimit:
         program = (
             "import os, time\nkept = [os.memfd_create('x') for _ in range(3)]\n"
             "for file in kept: os.write(file, bytes(9_000_000))\n"
-            "open('/dev/shm/x', 'wb').write(bytes(9_000_000)); time.sleep(7); print('lives')"
+            "open('/dev/shm/x', 'wb').write(bytes(9_000_000)); time.sleep(3); print('lives')"
         )
         assert (await sandbox.exec(["python3", "-c", program])).stdout == "lives\n"

@@ -97,11 +97,12 @@ def containers_of(manager: PoolManager) -> int:
 @pytest.mark.parametrize(
     ("config", "options", "countable"),
     [
-        ({"max": 2}, {}, "containers"),
-        ({}, {"max_sandboxes": 2}, "places"),
-        ({"max": 3}, {"max_sandboxes": 2}, "places"),
+        pytest.param({"max": 2}, {}, "containers", id="max"),
+        pytest.param({"max": 3}, {"max_sandboxes": 2}, "places", id="both"),
+        pytest.param(
+            {}, {"max_sandboxes": 2}, "places", id="max_sandboxes", marks=pytest.mark.nightly
+        ),
     ],
-    ids=["max", "max_sandboxes", "both"],
 )
 async def test_groups_of_several_batches_at_once_keep_to_the_limit_and_all_end(
     manager: PoolManager, config: dict[str, Any], options: dict[str, Any], countable: str

@@ -69,6 +69,7 @@ import fcntl, os, signal, time
 def release(*_):
     time.sleep(0.5)
     fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    raise SystemExit
 signal.signal(signal.SIGIO, release)
 file = os.open('/tmp/file', os.O_WRONLY | os.O_CREAT, 0o666)
 fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
@@ -81,7 +82,7 @@ async def test_a_lease_on_a_file_is_waited_for(open_sandbox: Any) -> None:
     for use in (sandbox.write_file, sandbox.read_file):
         words = ("whole",) if use == sandbox.write_file else ()
         holder = asyncio.ensure_future(
-            sandbox.exec(["python3", "-c", _LEASE + _HELD + "time.sleep(5)"], timeout=60)
+            sandbox.exec(["python3", "-c", _LEASE + _HELD + "time.sleep(60)"], timeout=60)
         )
         await sandbox.exec(["sh", "-c", "until rm /tmp/held; do sleep 0.1; done"], timeout=60)
         begun = time.monotonic()

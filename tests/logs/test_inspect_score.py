@@ -37,7 +37,7 @@ def scored(log: EvalLog, target: Path, *options: str) -> EvalLog:
     return made
 
 
-@pytest.mark.parametrize("action", ["append", "overwrite"])
+@pytest.mark.parametrize("action", ["append", pytest.param("overwrite", marks=pytest.mark.nightly)])
 def test_it_runs_the_tasks_own_scorers(action: str, tmp_path: Path) -> None:
     log = rolled(tmp_path / "logs")
     new = scored(log, tmp_path / "new.eval", "--action", action)
