@@ -67,7 +67,7 @@ def test_a_local_server_needs_weights_of_a_local_run(
     assert "that run was not trained with --local" in result.output
 
 
-def test_rewards_and_advantages_of_a_group() -> None:
+def test_rewards_and_advantages_of_a_group_which_a_group_reward_changes() -> None:
     found = reports(run(LOG_SEARCH, "--script", SCRIPT, "--json"))
     assert [each["reward"] for each in found] == [1.0, 0.0, 1.0, 0.0]
     assert [each["advantage"] for each in found] == [0.5, -0.5, 0.5, -0.5]
@@ -75,6 +75,11 @@ def test_rewards_and_advantages_of_a_group() -> None:
     assert found[0]["scores"]["match"]["value"] == "C"
     assert found[0]["messages"][0]["role"] == "system"
     assert all(each["error"] is None for each in found)
+    options = ("--group-reward", "rank", "--tool-executor", "cached", "--max-sandboxes", "1")
+    ranked = reports(run(LOG_SEARCH, "--script", SCRIPT, "--json", *options))
+    assert [each["scores"] for each in ranked] == [each["scores"] for each in found]
+    assert [each["reward"] for each in ranked] != [each["reward"] for each in found]
+    assert ranked[0]["reward"] > ranked[1]["reward"]
 
 
 def test_without_a_script_the_target_is_right_and_its_neighbour_wrong() -> None:
@@ -147,15 +152,6 @@ def test_a_stated_penalty_takes_the_place_of_a_failure() -> None:
         assert each["reward"] == -0.5
         assert "grader" in each["error"]
     assert "reward -0.50 (stated with --on-error)" in run(*summary).stdout
-
-
-def test_a_group_reward_and_a_tool_executor_are_chosen_by_name() -> None:
-    ranked = ("--group-reward", "rank", "--tool-executor", "cached", "--max-sandboxes", "1")
-    found = reports(run(LOG_SEARCH, "--script", SCRIPT, "--json", *ranked))
-    plain = reports(run(LOG_SEARCH, "--script", SCRIPT, "--json"))
-    assert [each["scores"] for each in found] == [each["scores"] for each in plain]
-    assert [each["reward"] for each in found] != [each["reward"] for each in plain]
-    assert found[0]["reward"] > found[1]["reward"]
 
 
 @pytest.mark.parametrize(

@@ -5,18 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import inspect_ai
 import pytest
 from example_tasks.article_summary import no_summary
-from inspect_ai.log import EvalSample
+from tests.example_tasks.conftest import FOLDER, RunSamples, values
 
-from inspect_tinker_plugin.testing import Script, call, say, scripted_model, submit
-
-FOLDER = Path(__file__).parents[2] / "example_tasks"
+from inspect_tinker_plugin.testing import call, say, submit
 
 
 def rows(name: str) -> list[dict[str, Any]]:
@@ -67,66 +62,39 @@ CHEATS = {
 }
 
 
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[EvalSample]]:
-    """Run samples of an example task with a scripted model."""
-    monkeypatch.chdir(tmp_path)
-
-    def run_samples(spec: str, script: Script, **options: Any) -> list[EvalSample]:
-        (log,) = inspect_ai.eval(
-            f"{FOLDER / spec}",
-            model=scripted_model(script),
-            log_dir=str(tmp_path / "logs"),
-            display="none",
-            **options,
-        )
-        assert log.status == "success", log.error
-        assert log.samples
-        return log.samples
-
-    return run_samples
-
-
-def values(samples: list[EvalSample]) -> dict[Any, Any]:
-    scored = {}
-    for sample in samples:
-        assert sample.error is None, sample.error
-        assert sample.scores is not None
-        [scored[sample.id]] = [score.value for score in sample.scores.values()]
-    return scored
-
-
 @pytest.mark.parametrize("cheat", CHEATS.values(), ids=CHEATS.keys())
 def test_code_that_cheats_is_incorrect_for_every_function(
-    run: Callable[..., list[EvalSample]], cheat: str
+    run_samples: RunSamples, cheat: str
 ) -> None:
     def answer(request: Any) -> str:
         asked = request.messages[-1].text
         [name] = [each["id"] for each in CODING if each["input"].strip() in asked]
         return f"```python\n{cheat.format(name=name)}\n```"
 
-    scored = values(run("write_function.py@write_function", answer))
+    scored = values(run_samples("write_function.py@write_function", answer))
     assert scored == {each["id"]: "I" for each in CODING}
 
 
-def test_honest_code_may_print(run: Callable[..., list[EvalSample]]) -> None:
+def test_honest_code_may_print(run_samples: RunSamples) -> None:
     code = (
         "```python\nprint('hello')\ndef digits_product(number):\n    print(number)\n"
         "    product = 1\n    for digit in str(abs(number)):\n        product *= int(digit)\n"
         "    return product\n```"
     )
-    samples = run("write_function.py@write_function", [code], sample_id="digits_product")
+    samples = run_samples("write_function.py@write_function", [code], sample_id="digits_product")
     assert values(samples) == {"digits_product": "C"}
 
 
 def test_an_offer_of_every_train_at_every_fare_is_incorrect(
-    run: Callable[..., list[EvalSample]],
+    run_samples: RunSamples,
 ) -> None:
     offers = [
         f"{train} for {fare} crowns"
         for train, fare in itertools.product(("N2", "S3", "W1", "N1"), (84, 48, 60, 70))
     ]
-    scored = values(run("travel_desk.py@travel_desk", lambda request: submit(", ".join(offers))))
+    scored = values(
+        run_samples("travel_desk.py@travel_desk", lambda request: submit(", ".join(offers)))
+    )
     assert set(scored.values()) == {"I"}
 
 
@@ -138,33 +106,37 @@ def test_an_offer_of_every_train_at_every_fare_is_incorrect(
     ],
 )
 def test_all_answers_in_one_are_incorrect(
-    run: Callable[..., list[EvalSample]], spec: str, words: list[str]
+    run_samples: RunSamples, spec: str, words: list[str]
 ) -> None:
-    scored = values(run(spec, lambda request: submit(" ".join(words)), limit=5))
+    scored = values(run_samples(spec, lambda request: submit(" ".join(words)), limit=5))
     assert set(scored.values()) == {"I"}
 
 
 def test_only_the_first_of_several_submissions_counts(
-    run: Callable[..., list[EvalSample]],
+    run_samples: RunSamples,
 ) -> None:
     several = say("", call("submit", answer="bob"), call("submit", answer="deploy"))
-    samples = run("log_search.py@log_search", [several], sample_id="monday-failures")
+    samples = run_samples("log_search.py@log_search", [several], sample_id="monday-failures")
     assert values(samples) == {"monday-failures": "I"}
 
 
 @pytest.mark.parametrize("letter", ["A", "B", "C", "D", "A,B,C,D", "ABCD"])
 def test_the_same_letter_for_every_question_is_worth_chance(
-    run: Callable[..., list[EvalSample]], letter: str
+    run_samples: RunSamples, letter: str
 ) -> None:
     scored = Counter(
-        values(run("science_quiz.py@science_quiz", lambda request: f"ANSWER: {letter}")).values()
+        values(
+            run_samples("science_quiz.py@science_quiz", lambda request: f"ANSWER: {letter}")
+        ).values()
     )
     assert scored["C"] == (4 if len(letter) == 1 else 0)
 
 
-def test_a_row_of_numbers_is_incorrect(run: Callable[..., list[EvalSample]]) -> None:
+def test_a_row_of_numbers_is_incorrect(run_samples: RunSamples) -> None:
     numbers = " ".join(str(number) for number in range(1100, 0, -1))
-    scored = values(run("word_problems.py@word_problems", lambda request: f"ANSWER: {numbers} 0"))
+    scored = values(
+        run_samples("word_problems.py@word_problems", lambda request: f"ANSWER: {numbers} 0")
+    )
     assert set(scored.values()) == {"I"}
 
 
@@ -186,15 +158,15 @@ ARTICLE = rows("article_summary")[0]["input"]
     ],
 )
 def test_what_is_no_summary_never_reaches_the_grader(
-    run: Callable[..., list[EvalSample]], summary: str, problem: str
+    run_samples: RunSamples, summary: str, problem: str
 ) -> None:
     def grader(request: Any) -> str:
         raise AssertionError("the grader was asked")
 
-    samples = run(
+    samples = run_samples(
         "article_summary.py@article_summary",
         [summary],
-        model_roles={"grader": scripted_model(grader, name="grader")},
+        grader=grader,
         limit=1,
     )
     assert set(values(samples).values()) == {"I"}
@@ -207,5 +179,5 @@ def test_a_summary_that_is_one_reaches_the_grader() -> None:
 
 
 @pytest.mark.parametrize("reply", ["", " ", "zzz", "🙂"])
-def test_letters_pays_nothing_for_nothing(run: Callable[..., list[EvalSample]], reply: str) -> None:
-    assert values(run("toy.py@letters", [reply], sample_id=1)) == {1: 0.0}
+def test_letters_pays_nothing_for_nothing(run_samples: RunSamples, reply: str) -> None:
+    assert values(run_samples("toy.py@letters", [reply], sample_id=1)) == {1: 0.0}

@@ -9,11 +9,10 @@ from typing import Any
 import inspect_ai
 import pytest
 from inspect_ai.log import EvalSample
+from tests.example_tasks.conftest import FOLDER, RunSamples, values
 
 from inspect_tinker_plugin.tasks.reference import resolve_task
 from inspect_tinker_plugin.testing import Script, call, say, scripted_model, submit
-
-FOLDER = Path(__file__).parents[2] / "example_tasks"
 
 RIGHT_CODE = """Here it is.
 
@@ -28,9 +27,8 @@ def running_total(numbers):
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., EvalSample]:
+def run(run_samples: RunSamples) -> Callable[..., EvalSample]:
     """Run one sample of an example task with a scripted model; return its log."""
-    monkeypatch.chdir(tmp_path)
 
     def run_sample(
         spec: str,
@@ -40,28 +38,17 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., EvalSa
         grader: Script | None = None,
         **task_args: Any,
     ) -> EvalSample:
-        (log,) = inspect_ai.eval(
-            f"{FOLDER / spec}",
-            model=scripted_model(script),
-            model_roles={"grader": scripted_model(grader, name="grader")} if grader else None,
-            task_args=task_args,
-            sample_id=sample_id,
-            log_dir=str(tmp_path / "logs"),
-            display="none",
+        [sample] = run_samples(
+            spec, script, grader=grader, sample_id=sample_id, task_args=task_args
         )
-        assert log.status == "success", log.error
-        assert log.samples is not None
-        (sample,) = log.samples
         return sample
 
     return run_sample
 
 
 def score_of(sample: EvalSample) -> Any:
-    assert sample.error is None, sample.error
-    assert sample.scores is not None
-    (score,) = sample.scores.values()
-    return score.value
+    [value] = values([sample]).values()
+    return value
 
 
 @pytest.mark.parametrize(
@@ -263,15 +250,14 @@ def test_letters_pays_the_share_of_allowed_letters(
 
 
 @pytest.mark.parametrize(
-    ("opened", "word", "value"), [([3], "{word}", "C"), ([1, 3], "{word}", "C"), ([1], "sea", "I")]
+    ("opened", "word", "value"), [([3], None, "C"), ([1, 3], None, "C"), ([1], "sea", "I")]
 )
 def test_boxes_pays_the_word_that_was_found(
-    run: Callable[..., EvalSample], opened: list[int], word: str, value: str
+    run: Callable[..., EvalSample], opened: list[int], word: str | None, value: str
 ) -> None:
-    calls = [say("", call("open_box", box=box)) for box in opened]
-    first = run("boxes.py@boxes", 1, [*calls, say("", call("submit", answer="no"))])
-    found = [message.text for message in first.messages if message.role == "tool"][: len(opened)]
-    assert found == [str(first.target) if box == 3 else "empty" for box in opened]
-    answer = word.format(word=first.target)
-    sample = run("boxes.py@boxes", 1, [*calls, say("", call("submit", answer=answer))])
+    calls: list[Any] = [say("", call("open_box", box=box)) for box in opened]
+    calls.append(lambda request: submit(word or request.messages[-1].text))
+    sample = run("boxes.py@boxes", 1, calls)
+    found = [message.text for message in sample.messages if message.role == "tool"][: len(opened)]
+    assert found == [str(sample.target) if box == 3 else "empty" for box in opened]
     assert score_of(sample) == value

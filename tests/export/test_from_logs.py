@@ -55,6 +55,12 @@ def scored(folder: Path, says: list[str] | None = None, count: int = 1) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Logs of one sample with four epochs."""
+    return scored(tmp_path_factory.mktemp("four"))
+
+
 def replies(rows: list[dict[str, Any]]) -> list[str]:
     return [row["messages"][-1]["content"] for row in rows]
 
@@ -90,8 +96,10 @@ def test_every_run_of_a_sample_is_a_row_to_imitate(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_runs_are_chosen_by_reward(choice: Choice, said: list[str], tmp_path: Path) -> None:
-    run_export(scored(tmp_path / "logs"), tmp_path / "out", choice)
+def test_runs_are_chosen_by_reward(
+    choice: Choice, said: list[str], four: Path, tmp_path: Path
+) -> None:
+    run_export(four, tmp_path / "out", choice)
     assert replies(loaded(tmp_path / "out")) == said
 
 
@@ -116,9 +124,9 @@ def test_rejection_takes_the_same_words_once(tmp_path: Path) -> None:
     ids=str,
 )
 def test_pairs_are_of_one_sample_and_of_different_rewards(
-    choice: dict[str, Any], pairs: list[tuple[str, str]], tmp_path: Path
+    choice: dict[str, Any], pairs: list[tuple[str, str]], four: Path, tmp_path: Path
 ) -> None:
-    run_export(scored(tmp_path / "logs"), tmp_path / "out", Choice(form="preference", **choice))
+    run_export(four, tmp_path / "out", Choice(form="preference", **choice))
     rows = loaded(tmp_path / "out")
     assert sorted((r["chosen"][0]["content"], r["rejected"][0]["content"]) for r in rows) == sorted(
         pairs
