@@ -63,9 +63,9 @@ async def test_a_command_does_not_pay_for_a_process_that_was_busy(
 ) -> None:
     """Its end came in time, and nobody had listened."""
     monkeypatch.setattr(executor, "GRACE_SECONDS", 0.1)
-    running = asyncio.ensure_future(sandbox.exec(["sh", "-c", f"sleep 1; {said}"], timeout=5))
+    running = asyncio.ensure_future(sandbox.exec(["sh", "-c", f"sleep 1; {said}"], timeout=3))
     await asyncio.sleep(0.3)
-    time.sleep(6)  # noqa: ASYNC251 - as a scorer's long computation does
+    time.sleep(4)  # noqa: ASYNC251 - as a scorer's long computation does
     assert (await running).stdout.endswith("done\n")
     await _still_fast(sandbox)
 

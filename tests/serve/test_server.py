@@ -159,7 +159,7 @@ async def test_a_client_that_vanishes_ends_its_own_episodes_only() -> None:
 
 async def test_episodes_wait_for_a_place_and_no_longer_than_they_may() -> None:
     limits = Limits(max_episodes=2, queue_timeout=0.1)
-    slow = Words(["1"], delay_s=4)
+    slow = Words(["1"], delay_s=2)
     async with serving(slow) as url, hosted(arithmetic(), sampler=url, limits=limits) as served:
         body = {"task": "arithmetic", "sample": "s0", "size": 2}
         first = asyncio.create_task(served.post("/v1/rollouts", body))
@@ -175,7 +175,7 @@ async def test_episodes_wait_for_a_place_and_no_longer_than_they_may() -> None:
 
 async def test_an_episode_that_takes_too_long_is_cut_and_is_no_zero() -> None:
     limits = Limits(episode_timeout=0.2)
-    slow = Words(["1"], delay_s=3)
+    slow = Words(["1"], delay_s=1)
     async with serving(slow) as url, hosted(arithmetic(), sampler=url, limits=limits) as served:
         body = {"task": "arithmetic", "sample": "s0"}
         status, answer = await served.post("/v1/rollouts", body)
