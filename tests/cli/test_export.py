@@ -139,6 +139,10 @@ def test_the_result_can_be_had_for_other_programs() -> None:
         "failures": [{"id": "2", "reason": "[solver] ValueError: no leg to stand on"}],
         "continued": 0,
     }
+    made = json.loads(Path("out/export.json").read_text())
+    assert made["counts"] == {"samples": 3, "written": 2, "failed": 1}
+    assert made["failures"] == json.loads(result.stdout)["failures"]
+    assert set(made["packages"]) >= {"inspect-tinker-plugin", "inspect-ai", "datasets"}
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from inspect_ai.model import (
 from inspect_ai.solver import generate, multiple_choice, prompt_template, system_message, use_tools
 from inspect_ai.tool import ToolCall, bash
 from pydantic import BaseModel
+from tests.export.logged_runs import loaded
 
 from inspect_tinker_plugin.export.options import ExportOptions
 from inspect_tinker_plugin.export.pipeline import ExportReport, export_task
@@ -39,20 +40,13 @@ async def exported(
     task: Task, folder: Path, options: ExportOptions | None = None
 ) -> list[dict[str, Any]]:
     await export(task, folder, options)
-    return loaded(folder)
+    rows = loaded(folder)
+    assert list(rows[0]) == ["id", "prompt", "answer", "info", "task", "tools"]
+    return rows
 
 
 async def export(task: Task, folder: Path, options: ExportOptions | None = None) -> ExportReport:
     return await export_task(ResolvedTask(task, None), folder, options)
-
-
-def loaded(folder: Path) -> list[dict[str, Any]]:
-    import datasets
-
-    data = datasets.load_dataset(str(folder), split="train", cache_dir=str(folder / "../cache"))
-    assert data.column_names == ["id", "prompt", "answer", "info", "task", "tools"]
-    rows: list[dict[str, Any]] = data.to_list()
-    return rows
 
 
 async def test_the_prompt_is_what_the_solver_would_send_first(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from inspect_ai import SampleSource, Task
 from inspect_ai.dataset import Sample
 from inspect_ai.solver import Generate, TaskState
 from tests.commands import Command
+from tests.export.logged_runs import loaded
 from tests.functions import make_solver
 from tests.waiting import until
 
@@ -118,16 +119,6 @@ async def test_slow_set_ups_overlap(tmp_path: Path) -> None:
     assert most == 7
 
 
-async def test_one_bad_sample_is_reported_and_the_others_are_written(tmp_path: Path) -> None:
-    report = await export(numbers(4, fail_at=2), tmp_path / "out")
-    assert ids(tmp_path / "out") == ["1", "3", "4"]
-    assert [(f.id, f.reason) for f in report.failures] == [("2", "[solver] ValueError: bad sample")]
-    made = summary(tmp_path / "out")
-    assert made["counts"] == {"samples": 4, "written": 3, "failed": 1}
-    assert made["failures"] == [{"id": "2", "reason": "[solver] ValueError: bad sample"}]
-    assert set(made["packages"]) >= {"inspect-tinker-plugin", "inspect-ai", "datasets"}
-
-
 async def test_an_export_in_which_every_sample_fails_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"none of 1 sample could be exported.*bad sample"):
         await export(numbers(1, fail_at=1), tmp_path / "out")
@@ -135,20 +126,13 @@ async def test_an_export_in_which_every_sample_fails_leaves_nothing(tmp_path: Pa
 
 
 async def test_a_cancelled_export_continues_where_it_stopped(tmp_path: Path) -> None:
-    seen = Seen()
-    run = asyncio.create_task(
-        export(numbers(12, seen, delay=0.01), tmp_path / "out", max_samples=1)
-    )
-    await seen.has(6)
-    run.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await run
+    await interrupted(tmp_path / "out")
     assert ids(tmp_path / "out") == []
     again = Seen()
-    report = await export(numbers(12, again), tmp_path / "out")
-    assert report.continued >= 4
-    assert sorted(again) == list(range(report.continued + 1, 13))
-    assert ids(tmp_path / "out") == [str(n) for n in range(1, 13)]
+    report = await export(numbers(10, again), tmp_path / "out")
+    assert report.continued >= 3
+    assert sorted(again) == list(range(report.continued + 1, 11))
+    assert ids(tmp_path / "out") == [str(n) for n in range(1, 11)]
     assert not (tmp_path / "out" / WORK).exists()
 
 
@@ -160,7 +144,8 @@ async def interrupted(folder: Path, **options: Any) -> None:
     )
     await seen.has(5)
     run.cancel()
-    await asyncio.wait([run])
+    with pytest.raises(asyncio.CancelledError):
+        await run
 
 
 @pytest.mark.parametrize(
@@ -326,11 +311,6 @@ def test_a_full_disk_is_one_line_and_the_export_can_continue(tmp_path: Path) -> 
 
 
 async def test_an_export_that_replaced_another_is_the_one_that_is_read(tmp_path: Path) -> None:
-    import datasets
-
     for count in (2, 3):
         await export(numbers(count), tmp_path / "out", overwrite=True)
-        read = datasets.load_dataset(
-            str(tmp_path / "out"), split="train", cache_dir=str(tmp_path / "cache")
-        )
-        assert len(read) == count
+        assert len(loaded(tmp_path / "out")) == count

@@ -15,9 +15,11 @@ from inspect_ai.log import EvalLog, EvalSample, list_eval_logs, read_eval_log
 from inspect_ai.scorer import Score, Target, accuracy
 from inspect_ai.solver import Generate, TaskState, generate
 from tests.functions import make_scorer, make_solver
-from tests.rl.policies import Words, renderer
+from tests.rl.policies import Words, plain, renderer
 from tests.rl.tasks import sums
+from tinker_cookbook.rl.data_processing import assemble_training_data, compute_advantages
 from tinker_cookbook.rl.rollouts import do_group_rollout
+from tinker_cookbook.rl.types import TrajectoryGroup
 
 from inspect_tinker_plugin.logs import assemble_pending, writer
 from inspect_tinker_plugin.logs.staging import Attempt, LogRun
@@ -120,6 +122,12 @@ def samples(log: EvalLog) -> list[EvalSample]:
 
 def rewards(log: EvalLog) -> list[Any]:
     return [(sample.scores or {})["reward"].value for sample in samples(log)]
+
+
+def datums(groups: list[TrajectoryGroup]) -> Any:
+    """Make what is trained on of rollouts, with the places that it comes from."""
+    made, places = assemble_training_data(groups, compute_advantages(groups))
+    return [plain(datum) for datum in made], places
 
 
 def figures(log: EvalLog, name: str) -> list[Any]:

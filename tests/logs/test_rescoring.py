@@ -26,15 +26,15 @@ from tests.logs.rollouts import (
     apart,
     by_word,
     dataset,
+    datums,
     logs_in,
     metrics,
     only_log,
     samples,
     two_turns,
 )
-from tests.rl.policies import Words, plain
+from tests.rl.policies import Words
 from tests.rl.tasks import sums
-from tinker_cookbook.rl.data_processing import assemble_training_data, compute_advantages
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin import EpisodeResult
@@ -63,10 +63,8 @@ def rescored(log: EvalLog, folder: Path, **how: Any) -> tuple[EvalLog, Rescored]
     return only_log(folder), done
 
 
-def datums(log: EvalLog) -> Any:
-    groups = trajectory_groups(samples(log))
-    made, places = assemble_training_data(groups, compute_advantages(groups))
-    return [plain(datum) for datum in made], places
+def trained_on(log: EvalLog) -> Any:
+    return datums(trajectory_groups(samples(log)))
 
 
 def seen(log: EvalLog) -> list[dict[str, Any]]:
@@ -116,7 +114,7 @@ def test_a_rescored_log_is_that_of_a_training_with_the_reward(
     assert seen(new) == seen(wanted)
     assert seen(new) != seen(log)
     assert headers(new) == headers(wanted)
-    assert datums(new) == datums(wanted)
+    assert trained_on(new) == trained_on(wanted)
 
 
 def test_a_group_reward_can_be_left_out_again(tmp_path: Path) -> None:
@@ -124,7 +122,7 @@ def test_a_group_reward_can_be_left_out_again(tmp_path: Path) -> None:
     wanted = rolled(by_word(), tmp_path / "wanted")
     new, _ = rescored(log, tmp_path / "new", no_group_reward=True)
     assert seen(new) == seen(wanted)
-    assert datums(new) == datums(wanted)
+    assert trained_on(new) == trained_on(wanted)
     again, _ = rescored(new, tmp_path / "again", group_reward="rank")
     assert seen(again) == seen(log)
 

@@ -10,18 +10,16 @@ from typing import Any
 
 import pytest
 from inspect_ai.log import read_eval_log
-from tests.logs.rollouts import apart, by_word, dataset, logs_in, samples
-from tests.rl.policies import Words, plain, tool_call
+from tests.logs.rollouts import apart, by_word, dataset, datums, logs_in, samples
+from tests.rl.policies import Words, tool_call
 from tests.rl.tasks import adding
 from tinker_cookbook import completers
 from tinker_cookbook.completers import TokensWithLogprobs
-from tinker_cookbook.rl.data_processing import assemble_training_data, compute_advantages
 from tinker_cookbook.rl.metric_util import compute_trajectory_metrics
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy
 from tinker_cookbook.rl.rollout_runner import run_rollout
 from tinker_cookbook.rl.rollout_strategy import RolloutResult, RolloutStrategy
 from tinker_cookbook.rl.rollouts import do_group_rollout
-from tinker_cookbook.rl.types import TrajectoryGroup
 
 from inspect_tinker_plugin.logs import assemble_pending
 from inspect_tinker_plugin.logs.rollout import SAMPLED_KEY, trajectory, trajectory_groups
@@ -54,11 +52,6 @@ class Served(Unsure):
         return Identified(
             said.tokens, said.maybe_logprobs, said.stop_reason, f"sequence {number}", number % 2
         )
-
-
-def datums(groups: list[TrajectoryGroup]) -> Any:
-    made, places = assemble_training_data(groups, compute_advantages(groups))
-    return [plain(datum) for datum in made], places
 
 
 @pytest.mark.parametrize("options", [{}, {"group_reward": "rank"}], ids=str)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from tests.logs import rollouts
-from tests.logs.rollouts import apart, figures, logs_in, samples
-from tests.logs.test_sampled import Unsure, datums
+from tests.logs.rollouts import apart, datums, figures, logs_in, samples
+from tests.logs.test_sampled import Unsure
 from tests.rl.policies import Words
 from tests.train.runs import toy_request
 from tinker_cookbook.rl.metric_util import compute_trajectory_metrics
