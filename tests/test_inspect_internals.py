@@ -56,20 +56,23 @@ def test_every_private_attribute_of_a_public_class_exists(name: str) -> None:
     assert hasattr(found, attribute) or attribute in set_by_init
 
 
-@pytest.mark.parametrize("name", ["run:create_eval_sample", "generate:task_generate"])
-def test_an_unsupported_inspect_is_one_clear_error(name: str) -> None:
-    module, _, attribute = name.partition(":")
+def test_an_unsupported_inspect_is_one_clear_error() -> None:
     code = (
-        f"import inspect_ai._eval.task.{module} as m; del m.{attribute}\n"
+        "import inspect_ai._eval.task.run as run, inspect_ai._eval.task.generate as generate\n"
         "from inspect_tinker_plugin.contracts.errors import VersionError\n"
-        "try:\n"
-        "    import inspect_tinker_plugin.inspect_internals\n"
-        "except VersionError as error:\n"
-        "    print(error)\n"
+        "for module, name in ((run, 'create_eval_sample'), (generate, 'task_generate')):\n"
+        "    kept = getattr(module, name)\n"
+        "    delattr(module, name)\n"
+        "    try:\n"
+        "        import inspect_tinker_plugin.inspect_internals\n"
+        "    except VersionError as error:\n"
+        "        print(error)\n"
+        "    setattr(module, name, kept)\n"
     )
-    [line] = run(sys.executable, "-W", "ignore", "-c", code).strip().splitlines()
-    assert attribute in line
-    assert f"supported: {SUPPORTED_INSPECT}" in line
+    lines = run(sys.executable, "-W", "ignore", "-c", code).splitlines()
+    for line, name in zip(lines, ("create_eval_sample", "task_generate"), strict=True):
+        assert name in line
+        assert f"supported: {SUPPORTED_INSPECT}" in line
 
 
 _EPISODES = """

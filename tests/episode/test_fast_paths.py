@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import re
-import subprocess
 import sys
 import tracemalloc
 import weakref
@@ -32,6 +31,7 @@ from tests.tools.runs import add
 from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import EnvGroupBuilder
 
+from inspect_tinker_plugin import freeze_memory
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.episode.fast_paths import SLOW
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
@@ -350,12 +350,11 @@ async def pays_one(result: EpisodeResult) -> float:
 
 
 def test_loaded_objects_are_excluded_from_collections() -> None:
-    code = (
-        "import gc, inspect_tinker_plugin as plugin\n"
-        "plugin.freeze_memory()\n"
-        "print(gc.get_freeze_count() > 1000, gc.get_threshold()[0] > 700)\n"
-    )
-    out = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
-    )
-    assert out.stdout.split() == ["True", "True"]
+    before = gc.get_threshold()
+    try:
+        freeze_memory()
+        assert gc.get_freeze_count() > 1000
+        assert gc.get_threshold()[0] > 700
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)

@@ -257,10 +257,11 @@ async def test_a_time_out_of_the_solvers_own_is_scored_and_counted() -> None:
 
 
 @pytest.mark.parametrize("said", [True, False])
+@pytest.mark.parametrize("kind", [OSError, Exception])
 async def test_a_provider_says_itself_what_an_exception_is_about(
-    said: bool, monkeypatch: pytest.MonkeyPatch
+    kind: type[Exception], said: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    error = OSError("no space left")
+    error = kind("no space left")
     error.inside_sandbox = said  # type: ignore[attr-defined]  # the protocol
     monkeypatch.setattr(FarAway, "fails", staticmethod(_raising(error)))
     on_error = {"inside_sandbox": "raise"}

@@ -55,7 +55,11 @@ async def _raises_a_cancellation() -> None:
     raise asyncio.CancelledError
 
 
-OF_A_TOOL = [_exits, _says_it_is_closed, _raises_no_exception, _raises_a_group]
+async def _fails() -> None:
+    raise ConnectionError("it is away")
+
+
+OF_A_TOOL = [_fails, _exits, _says_it_is_closed, _raises_no_exception, _raises_a_group]
 DEEDS = [_cancels_itself, _raises_a_cancellation, *OF_A_TOOL]
 deeds = pytest.mark.parametrize("deed", DEEDS, ids=lambda deed: deed.__name__)
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from inspect_ai.log import list_eval_logs, read_eval_log
+from tests.commands import Command
 from tests.inspect_rl_audit.corpus.answers import attempt
 
 import tinker_local as local
@@ -54,14 +53,7 @@ def invoke(*arguments: object) -> Any:
 
 def in_own_process(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a command in its own process: the SDK's client keeps its connections open."""
-    done = subprocess.run(
-        [sys.executable, "-c", "from inspect_tinker_plugin.cli.main import main; main()"]
-        + [str(each) for each in arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **variables},
-    )
+    done = Command(*map(str, arguments), cwd=Path.cwd(), environ=variables).wait(300)
     assert "Warning" not in done.stderr
     return done
 

@@ -6,9 +6,9 @@ import asyncio
 import json
 import os
 import re
-import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from inspect_ai.dataset import Sample
 from inspect_ai.log import read_eval_log_sample_async
 from inspect_ai.scorer import Score, Target, includes, mean
 from inspect_ai.solver import TaskState
+from tests.commands import Command
 from tests.functions import make_scorer
 from tests.packages import install
 
@@ -34,6 +35,7 @@ from inspect_rl_audit.report import render
 from inspect_rl_audit.stage import read_budget
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.plugins.manager import default_plugins
 from inspect_tinker_plugin.tasks import task_digest
 from inspect_tinker_plugin.testing.replies import scripted_model
 
@@ -167,20 +169,19 @@ def inspect_rl_audit_probes():
 """
 
 
+def find_packages_in(folder: Path) -> None:
+    sys.path.insert(0, str(folder))
+    default_plugins.cache_clear()
+
+
 def test_a_probe_that_fails_stops_no_other(tmp_path: Path) -> None:
     """It is exit code 3, and named with its plugin, package and version, as a hook is."""
     install(tmp_path, "broken_probes", BROKEN, version="3.1")
     (tmp_path / "task.py").write_text(TASK_FILE)
-    command = [sys.executable, "-m", "inspect_tinker_plugin", "audit", str(tmp_path / "task.py")]
+    command = ["audit", "task.py", "--out", "out", "--json", "--fail-on", "never"]
     for name in ("raises", "forgets", "exits", "cancels", "gold"):
         command += ["--probe", name]
-    done = subprocess.run(
-        [*command, "--out", str(tmp_path / "out"), "--json", "--fail-on", "never"],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = Command(*command, cwd=tmp_path, prepare=partial(find_packages_in, tmp_path)).wait(300)
     assert done.returncode == 3, done.stderr
     of_plugin = "of plugin 'broken_probes' (broken-probes 3.1) raised"
     for name, how in (

@@ -8,12 +8,14 @@ import pickle
 import re
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from inspect_ai import eval_async
 from inspect_ai.dataset import Sample
+from tests.commands import FORKING
 from tests.logs.rollouts import by_word
 from tests.logs.rollouts import roll_out as roll_out_there
 from tests.rl.policies import TOKENIZER, Words, renderer
@@ -23,7 +25,6 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.logs import assemble_pending
 from inspect_tinker_plugin.plugins.manager import default_plugins
-from inspect_tinker_plugin.processes.workers import worker_pool
 from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset, Sampled, as_rl_dataset
 from inspect_tinker_plugin.rl.mixture import as_rl_mixture
@@ -170,7 +171,7 @@ async def test_a_machine_without_the_samplers_folder_is_an_error_that_says_so(
 def test_it_learns_from_groups_of_worker_processes(tmp_path: Path) -> None:
     data = curriculum(tmp_path)
     groups = data.get_batch(0)
-    with worker_pool(2) as pool:
+    with ProcessPoolExecutor(2, mp_context=FORKING) as pool:
         for future in [pool.submit(roll_out_there, group, ["no", "no"]) for group in groups]:
             assert future.result() == [0.0, 0.0]
     data.get_batch(1)

@@ -293,7 +293,7 @@ def test_a_sandbox_that_neither_side_can_start_is_no_difference(tasks: Path) -> 
 )
 def test_a_solver_that_does_not_end_is_ended(tasks: Path, how: str, timeout: int, why: str) -> None:
     """One asks again and again, whatever the error, when its script has run out."""
-    limits = ["--limit", "1", "--timeout", str(timeout)]
+    limits = ["--limit", "1", "--side", "messages", "--timeout", str(timeout)]
     result = run(f"{tasks}@endless", "-T", f"how={how}", *limits)
     assert result.exit_code == 1
     assert "sample 1, messages: inconclusive" in result.output
