@@ -70,6 +70,28 @@ def test_a_signal_shows_the_groups_that_are_finished(
     assert "Interrupted after 2 of 6 rollouts." in done.stderr
 
 
+SLOWLY_MADE = """
+import time
+from pathlib import Path
+from inspect_ai import Task, task
+
+@task
+def some():
+    Path("slow").touch()
+    time.sleep(30)
+    Path("made").touch()
+    return Task()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["check", "bench"])
+def test_a_task_that_loads_for_long_does_not_hold_up_a_signal(name: str, tmp_path: Path) -> None:
+    done = interrupted(tmp_path, name, "tasks.py", tasks=SLOWLY_MADE)
+    assert done.returncode == 128 + signal.SIGINT, done.stderr
+    assert not (tmp_path / "made").exists()
+
+
 @pytest.mark.slow
 def test_an_ignored_signal_stays_ignored_and_a_repeated_one_changes_nothing() -> None:
     program = (

@@ -13,7 +13,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from inspect_tinker_plugin.tasks.reference import ResolvedTask
     from inspect_tinker_plugin.tasks.samples import SelectedSamples
     from inspect_tinker_plugin.testing import ParityReport, Script
+    from inspect_tinker_plugin.testing.kit import Side
 
 SIDES = ("messages", "tokens")
 SAMPLES = 3
@@ -100,7 +101,8 @@ def check(**choices: Any) -> None:
     interrupted = False
     try:
         with quiet_stdout() as results:
-            asyncio.run(_print_runs(choices, runs, results))
+            # The task is loaded before the loop starts: in a loop, Ctrl-C waits for the next step.
+            asyncio.run(_print_runs(_plan_runs(choices), runs, results, choices["as_json"]))
     except KeyboardInterrupt:
         interrupted = True
     agreed = sum(run.report.agrees for run in runs)
@@ -122,17 +124,20 @@ class Run:
     report: ParityReport
 
 
-async def _print_runs(choices: dict[str, Any], runs: list[Run], results: TextIO) -> None:
+async def _print_runs(
+    planned: Iterable[Callable[[], Awaitable[Run]]], runs: list[Run], results: TextIO, as_json: bool
+) -> None:
     """Print each run as soon as it has ended, and add it to ``runs``."""
-    async for run in _check(choices):
+    for start in planned:
+        run = await start()
         runs.append(run)
-        as_json = choices["as_json"]
         lines = [json.dumps(_as_json(run), ensure_ascii=False)] if as_json else _describe(run)
         for line in lines:
             click.echo(line, file=results)
 
 
-async def _check(choices: dict[str, Any]) -> AsyncIterator[Run]:
+def _plan_runs(choices: dict[str, Any]) -> list[Callable[[], Awaitable[Run]]]:
+    """Load the task, and return what runs one sample on one side, in order."""
     from inspect_tinker_plugin.options import DatasetOptions
     from inspect_tinker_plugin.tasks.loading import choose_sandbox
     from inspect_tinker_plugin.tasks.samples import select_samples
@@ -149,23 +154,25 @@ async def _check(choices: dict[str, Any]) -> AsyncIterator[Run]:
     episodes = read_script(choices["script"]) if choices["script"] else []
     resolved = load_task(choices, options.model_roles)
     source = partial(_make_again, resolved, options.model_roles)
-    for position, sample in enumerate(select_samples(resolved.task, options.selection)):
-        script = episodes[position % len(episodes)] if episodes else default_script(sample)
-        for side in choices["side"]:
-            [report] = await check_parity_async(
-                source,
-                script=script,
-                samples=[sample],
-                how=Conditions(
-                    options=options,
-                    solver=make_solver,
-                    sandbox=options.sandbox,
-                    timeout=choices["timeout"],
-                ),
-                side=side,
-                ignore=choices["ignore"],
-            )
-            yield Run(resolved.task.name, sample.id, side, report)
+
+    async def run(sample: Sample, script: Script, side: Side) -> Run:
+        how = Conditions(
+            options=options,
+            solver=make_solver,
+            sandbox=options.sandbox,
+            timeout=choices["timeout"],
+        )
+        [report] = await check_parity_async(
+            source, script=script, samples=[sample], how=how, side=side, ignore=choices["ignore"]
+        )
+        return Run(resolved.task.name, sample.id, side, report)
+
+    return [
+        partial(run, sample, script, side)
+        for i, sample in enumerate(select_samples(resolved.task, options.selection))
+        for script in [episodes[i % len(episodes)] if episodes else default_script(sample)]
+        for side in choices["side"]
+    ]
 
 
 def _make_again(resolved: ResolvedTask, roles: Mapping[str, Any]) -> Task:
@@ -271,7 +278,7 @@ def bench(**choices: Any) -> None:
     interrupted = False
     try:
         with quiet_stdout():
-            asyncio.run(_bench(choices, costs))
+            asyncio.run(_bench(_plan(choices), costs))
     except KeyboardInterrupt:
         interrupted = True
     if choices["as_json"]:
@@ -307,8 +314,7 @@ def as_text(costs: list[SideCost]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-async def _bench(choices: dict[str, Any], costs: list[SideCost]) -> None:
-    """Measure one side after the other; each result is in ``costs`` immediately."""
+def _plan(choices: dict[str, Any]) -> _Plan:
     from inspect_tinker_plugin.options import DatasetOptions
     from inspect_tinker_plugin.tasks.samples import select_samples
     from inspect_tinker_plugin.testing.replies import default_script, read_script
@@ -320,7 +326,7 @@ async def _bench(choices: dict[str, Any], costs: list[SideCost]) -> None:
     resolved = load_task(choices, options.model_roles)
     samples = select_samples(resolved.task, options.selection)
     script = read_script(choices["script"])[0] if choices["script"] else None
-    plan = _Plan(
+    return _Plan(
         resolved=resolved,
         options=options,
         samples=samples,
@@ -328,6 +334,10 @@ async def _bench(choices: dict[str, Any], costs: list[SideCost]) -> None:
         passes=math.ceil(choices["episodes"] / len(samples)),
         at_once=choices["at_once"],
     )
+
+
+async def _bench(plan: _Plan, costs: list[SideCost]) -> None:
+    """Measure one side after the other; each result is in ``costs`` immediately."""
     for side in (_episodes, _eval):
         await side(replace(plan, passes=1, at_once=1))
         costs.append(await side(plan))
