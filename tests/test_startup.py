@@ -23,13 +23,16 @@ def run(*args: str, python: str = sys.executable, **env: str) -> str:
     return done.stdout.strip()
 
 
-def test_importing_a_part_of_inspect_adds_the_method_and_loads_nothing_heavy() -> None:
+@pytest.mark.parametrize("options", [[], ["-I"]], ids=["", "isolated"])
+def test_importing_a_part_of_inspect_adds_the_method_and_loads_nothing_heavy(
+    options: list[str],
+) -> None:
     code = (
         "import inspect_ai.dataset, sys\n"
         "print(sys.modules['inspect_ai'].Task.as_rl_dataset.__name__)\n"
         f"print([m for m in {HEAVY} if m in sys.modules])"
     )
-    assert run("-I", "-c", code).split() == ["as_rl_dataset", "[]"]
+    assert run(*options, "-c", code).split() == ["as_rl_dataset", "[]"]
 
 
 def test_the_method_takes_what_the_function_takes() -> None:
@@ -43,8 +46,11 @@ def test_the_method_takes_what_the_function_takes() -> None:
     }
 
 
-def test_rl_is_a_command_of_inspect() -> None:
-    assert "export" in run(str(Path(sys.executable).with_name("inspect")), "rl", "--help")
+@pytest.mark.parametrize(
+    "command", [["-m", "inspect_ai"], [str(Path(sys.executable).with_name("inspect"))]], ids=str
+)
+def test_rl_is_a_command_of_inspect(command: list[str]) -> None:
+    assert "export" in run(*command, "rl", "--help")
 
 
 def test_a_bare_interpreter_loads_nothing_of_ours() -> None:
@@ -118,24 +124,29 @@ WITHOUT_START_UP = os.pathsep.join([str(ROOT / "src"), *(p for p in sys.path if 
 @pytest.mark.parametrize(
     ("code", "printed"),
     [
+        ("from inspect_ai import Task; print(hasattr(Task, 'as_rl_dataset'))", "False"),
         (
             "import inspect_tinker_plugin, sys; print('inspect_ai' in sys.modules)\n"
-            "import inspect_ai._cli.main as main; print('rl' in main.inspect.commands)\n"
             "from inspect_ai import Task; print(hasattr(Task, 'as_rl_dataset'))",
-            "False True True",
+            "False True",
         ),
         (
-            "from inspect_ai import Task; print(hasattr(Task, 'as_rl_dataset'))\n"
-            "import inspect_tinker_plugin; print(hasattr(Task, 'as_rl_dataset'))",
-            "False True",
+            "from inspect_ai import Task; import inspect_tinker_plugin\n"
+            "print(hasattr(Task, 'as_rl_dataset'))",
+            "True",
         ),
         (
             "from inspect_ai import Task; import inspect_tinker_plugin._registry\n"
             "print(hasattr(Task, 'as_rl_dataset'))",
             "True",
         ),
+        (
+            "import inspect_tinker_plugin, inspect_ai._cli.main as main\n"
+            "print('rl' in main.inspect.commands)",
+            "True",
+        ),
     ],
-    ids=["before Inspect", "after Inspect", "entry point"],
+    ids=["without us", "before Inspect", "after Inspect", "entry point", "command"],
 )
 def test_without_start_up_files_importing_the_package_is_enough(code: str, printed: str) -> None:
     assert run("-S", "-c", code, PYTHONPATH=WITHOUT_START_UP).split() == printed.split()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner, Result
 
 from inspect_tinker_plugin.cli.compare import bench
@@ -36,7 +37,19 @@ def test_a_reader_gets_a_table() -> None:
     assert result.exit_code == 0, result.output
     for seen in ("3 episodes, 1 turn each", "CPU/episode", "inspect eval", "time/environment"):
         assert seen in result.stdout, seen
-    assert max(map(len, result.stdout.splitlines())) <= 60
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([LOG_SEARCH, "--sample-id", "sunday"], "sunday"),
+        ([LOG_SEARCH, "--script", "none.jsonl"], "the script none.jsonl cannot be read"),
+    ],
+)
+def test_what_cannot_be_started_is_one_clear_line(args: list[str], message: str) -> None:
+    result = run(*args, "--episodes", "1")
+    assert result.exit_code == 1
+    assert message in result.stderr.splitlines()[-1]
 
 
 BROKEN_SCORER = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
+from inspect_tinker_plugin.cli.compare import SideCost, as_text
 from inspect_tinker_plugin.cli.reporting import print_to, show_group, table_console
 from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.rl.rollouts import RolloutReport
@@ -71,3 +72,10 @@ def test_a_pipe_is_as_wide_as_columns_says_and_has_no_trailing_blanks(
     out = capsys.readouterr().out
     assert "match=C" in out
     assert not [line for line in out.splitlines() if line != line.rstrip()]
+
+
+def test_the_table_of_a_bench_has_sixty_columns() -> None:
+    cost = SideCost(side="inspect eval", episodes=1, cpu_s=12.3, wall_s=45.6, turns=3.0)
+    text = as_text([cost, cost])
+    assert text.startswith("1 episode, 3 turns each")
+    assert max(len(line) for line in text.splitlines()) <= 60

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
 
 from inspect_tinker_plugin.cli.main import rl
 
@@ -35,6 +34,14 @@ def test_a_misspelt_option_is_met_with_a_suggestion() -> None:
     assert "--group-size" in caught.value.format_message()
 
 
-def test_the_version_can_be_asked_for() -> None:
-    said = CliRunner().invoke(rl, ["--version"]).stdout.strip()
-    assert said == f"inspect-tinker-plugin {version('inspect-tinker-plugin')}"
+PROGRAMS = [
+    [str(Path(sys.executable).with_name("inspect-rl"))],
+    [str(Path(sys.executable).with_name("inspect")), "rl"],
+    [sys.executable, "-m", "inspect_tinker_plugin"],
+]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=["inspect-rl", "inspect rl", "python -m"])
+def test_the_version_can_be_asked_for(program: list[str]) -> None:
+    done = subprocess.run([*program, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"inspect-tinker-plugin {version('inspect-tinker-plugin')}"

@@ -63,18 +63,30 @@ def test_what_a_task_and_its_programs_print_is_not_on_stdout(
         json.loads(each)
 
 
+QUIET = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import includes
+
+@task
+def quiet():
+    return Task(dataset=[Sample(id=1, input="pi\u00f1a?", target="a")], scorer=includes())
+"""
+
+
 @pytest.mark.nightly
-def test_a_stdout_of_ascii_has_every_letter() -> None:
-    toy = (f"{Path(__file__).parents[2]}/example_tasks/toy.py@letters", "-T", "allowed=\u00f1")
+def test_a_stdout_of_ascii_has_every_letter(tmp_path: Path) -> None:
+    (tmp_path / "quiet.py").write_text(QUIET, encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, *MODULE, "rollout", *toy, "--group-size", "2"],
+        [sys.executable, *MODULE, "rollout", "quiet.py", "--group-size", "2"],
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
     )
     assert done.returncode == 0, done.stderr
     assert "Error" not in done.stderr
-    assert "\\xf1" in done.stdout
+    assert "pi\\xf1a" in done.stdout
 
 
 def test_a_reader_that_has_left_is_no_unexpected_error() -> None:

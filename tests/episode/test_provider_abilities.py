@@ -13,18 +13,29 @@ import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import match
-from inspect_ai.solver import generate
-from inspect_ai.util import sandboxenv
+from inspect_ai.solver import Generate, Solver, TaskState, generate
+from inspect_ai.util import ExecResult, sandbox, sandboxenv
 from tests.episode.sandbox_folder import Counted
+from tests.functions import make_solver
 from tests.rl.policies import Words, renderer
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult
+from inspect_tinker_plugin.contracts.errors import Cause
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.testing import play_episode
 
 seen: list[str] = []
 """What the provider was asked, in order."""
 started = threading.Event()
+
+
+class BrokenRemoteError(Exception):
+    """The provider's own error, which says whether commands inside the sandbox provoked it."""
+
+    def __init__(self, *, inside_sandbox: bool) -> None:
+        super().__init__("the remote machine is gone")
+        self.inside_sandbox = inside_sandbox
 
 
 class Sums(dict[str, float]):
@@ -72,6 +83,11 @@ class Remote(Counted):
     ) -> tuple[Machine, bool]:
         return Machine(str(metadata["machine"])), files or script
 
+    async def exec(self, cmd: list[str], *args: Any, **kwargs: Any) -> ExecResult[str]:
+        if cmd[0] in ("provoked", "lost"):
+            raise BrokenRemoteError(inside_sandbox=cmd[0] == "provoked")
+        return await super().exec(cmd, *args, **kwargs)
+
 
 @pytest.fixture(autouse=True)
 def nothing_seen() -> None:
@@ -79,13 +95,34 @@ def nothing_seen() -> None:
     started.clear()
 
 
+@make_solver
+async def runs(state: TaskState, generate: Generate, command: str) -> TaskState:
+    state = await generate(state)
+    await sandbox().exec([command])
+    return state
+
+
+async def play(*solvers: Solver, **sample: Any) -> EpisodeResult:
+    row = Sample(id=1, input="?", target="!", **sample)
+    task = Task(dataset=[row], solver=list(solvers), scorer=match(), sandbox="rl_remote")
+    return await play_episode(task, ["!"])
+
+
 async def test_a_provider_measures_episodes_and_hears_of_their_set_up() -> None:
-    row = Sample(id=1, input="?", target="!", files={"notes.txt": "plum"})
-    task = Task(dataset=[row], solver=generate(), scorer=match(), sandbox="rl_remote")
-    result = await play_episode(task, ["!"])
+    result = await play(generate(), files={"notes.txt": "plum"})
     assert result.error is None
     assert result.metrics["sandbox/remote_calls"] == 3.0
     assert seen == ["['notes.txt'] None", "set up"]
+
+
+@pytest.mark.parametrize(
+    ("command", "cause"), [("provoked", Cause.INSIDE_SANDBOX), ("lost", Cause.SANDBOX)]
+)
+async def test_a_providers_error_says_itself_who_provoked_it(command: str, cause: Cause) -> None:
+    result = await play(runs(command))
+    assert result.error is not None
+    assert result.error.cause is cause
+    assert isinstance(result.error.__cause__, BrokenRemoteError)
 
 
 @pytest.mark.parametrize(("files", "count"), [({}, 3), ({"a": "b"}, 1)], ids=["each", "shared"])

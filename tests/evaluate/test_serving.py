@@ -110,18 +110,13 @@ async def test_a_conversation_continues_the_sampled_tokens() -> None:
     assert after[: len(begun)] == begun
 
 
-async def test_responses_and_messages_are_answered_whatever_agents_say_of_themselves() -> None:
-    bare: Any = {"name": "add", "input_schema": {"type": "object", "properties": {}}}
+async def test_responses_and_messages_are_answered_too() -> None:
     async with served(Client()) as address:
         async with client(address) as asked:
-            response = await asked.responses.create(
-                model="any", input="Say plum.", store=False, prompt_cache_key="me"
-            )
+            response = await asked.responses.create(model="any", input="Say plum.")
         assert response.output_text == "plum"
         async with anthropic.AsyncAnthropic(base_url=address, api_key="none") as other:
-            said = await other.messages.create(
-                model="any", max_tokens=9, messages=ASK, tools=[bare], metadata={"user_id": "me"}
-            )
+            said = await other.messages.create(model="any", max_tokens=9, messages=ASK)
             assert (said.content[0].text, said.stop_reason) == ("plum", "end_turn")
             async with other.messages.stream(model="any", max_tokens=9, messages=ASK) as stream:
                 assert await stream.get_final_text() == "plum"
@@ -167,14 +162,34 @@ async def test_what_cannot_be_honoured_is_refused_by_name(name: str, options: An
     assert sampler.asked == []
 
 
-async def test_log_probabilities_are_in_a_chat_and_in_its_stream() -> None:
+async def test_what_agents_say_about_themselves_has_no_effect() -> None:
+    bare: Any = {"name": "add", "input_schema": {"type": "object", "properties": {}}}
+    async with served(Client()) as address:
+        async with anthropic.AsyncAnthropic(base_url=address, api_key="none") as asked:
+            said = await asked.messages.create(
+                model="any", max_tokens=9, messages=ASK, tools=[bare], metadata={"user_id": "me"}
+            )
+            assert said.content[0].text == "plum"
+        async with client(address) as other:
+            response = await other.responses.create(
+                model="any", input="Say plum.", store=False, prompt_cache_key="me"
+            )
+            assert response.output_text == "plum"
+
+
+async def test_log_probabilities_are_in_a_chat() -> None:
+    async with served(Client()) as address, client(address) as asked:
+        said = await asked.chat.completions.create(model="any", messages=ASK, logprobs=True)
+    assert len(said.choices[0].logprobs.content) == said.usage.completion_tokens
+
+
+async def test_log_probabilities_are_in_a_stream_of_a_chat() -> None:
     async with served(Client()) as address, client(address) as asked:
         whole = await asked.chat.completions.create(model="any", messages=ASK, logprobs=True)
         stream = await asked.chat.completions.create(
             model="any", messages=ASK, logprobs=True, stream=True
         )
         choices = [chunk.choices[0] async for chunk in stream]
-    assert len(whole.choices[0].logprobs.content) == whole.usage.completion_tokens
     found = [each for choice in choices if choice.logprobs for each in choice.logprobs.content]
     assert found == whole.choices[0].logprobs.content
 

@@ -106,39 +106,31 @@ def asking(prompts: list[list[str]], *, at_once: bool = False) -> Solver:
     return solve
 
 
-BRANCHES: dict[str, tuple[list[str], Script, list[str]]] = {
-    "one reply in two branches": (
-        ["a", "a A b", "a A c"],
-        ["A", "B", "C"],
-        ["user: a, *assistant: A, user: b, *assistant: B",
-         "user: a, assistant: A, user: c, *assistant: C"],
-    ),
-    "branches that take turns": (
-        ["a", "b", "a A aa", "b B bb"],
-        ["A", "B", "AA", "BB"],
-        ["user: a, *assistant: A, user: aa, *assistant: AA",
-         "user: b, *assistant: B, user: bb, *assistant: BB"],
-    ),
-    "a history that was changed": (
-        ["a", "a unsaid b"],
-        ["A", "B"],
-        ["user: a, *assistant: A", "user: a, assistant: unsaid, user: b, *assistant: B"],
-    ),
-    "a reply that was cut": (
-        ["a", "a cut b"],
-        [say("cut", stop_reason="max_tokens"), "B"],
-        ["user: a, assistant: cut, user: b, *assistant: B"],
-    ),
-}  # fmt: skip
+def test_a_reply_that_two_branches_share_is_trained_on_once(tmp_path: Path) -> None:
+    prompts = [["a"], ["a", "A", "b"], ["a", "A", "c"]]
+    found = talks(one(solver=asking(prompts)), ["A", "B", "C"], tmp_path)
+    assert [lines(talk) for talk in found] == [
+        ["user: a", "*assistant: A", "user: b", "*assistant: B"],
+        ["user: a", "assistant: A", "user: c", "*assistant: C"],
+    ]
 
 
-@pytest.mark.parametrize("name", BRANCHES)
-def test_each_reply_is_trained_on_once_in_its_branch(name: str, tmp_path: Path) -> None:
-    prompts, script, expected = BRANCHES[name]
-    found = talks(one(solver=asking([each.split() for each in prompts])), script, tmp_path)
-    assert [", ".join(lines(talk)) for talk in found] == expected
-    assert [talk.turns for talk in found] == [
-        said.count("assistant") - said.count("unsaid") for said in expected
+def test_branches_that_take_turns_are_told_apart(tmp_path: Path) -> None:
+    prompts = [["a"], ["b"], ["a", "A", "aa"], ["b", "B", "bb"]]
+    found = talks(one(solver=asking(prompts)), ["A", "B", "AA", "BB"], tmp_path)
+    assert [lines(talk) for talk in found] == [
+        ["user: a", "*assistant: A", "user: aa", "*assistant: AA"],
+        ["user: b", "*assistant: B", "user: bb", "*assistant: BB"],
+    ]
+    assert [talk.turns for talk in found] == [2, 2]
+
+
+def test_a_history_that_was_changed_begins_another_branch(tmp_path: Path) -> None:
+    prompts = [["a"], ["a", "what it did not say", "b"]]
+    found = talks(one(solver=asking(prompts)), ["A", "B"], tmp_path)
+    assert [lines(talk) for talk in found] == [
+        ["user: a", "*assistant: A"],
+        ["user: a", "assistant: what it did not say", "user: b", "*assistant: B"],
     ]
 
 
@@ -146,6 +138,13 @@ def test_other_tools_are_another_branch(tmp_path: Path) -> None:
     task = one(solver=[generate(), use_tools(add()), generate()])
     found = talks(task, ["a", "b"], tmp_path)
     assert [talk.tools == "[]" for talk in found] == [True, False]
+
+
+def test_a_reply_that_was_cut_is_not_trained_on(tmp_path: Path) -> None:
+    prompts = [["a"], ["a", "cut", "b"]]
+    script: Script = [say("cut", stop_reason="max_tokens"), "B"]
+    (talk,) = talks(one(solver=asking(prompts)), script, tmp_path)
+    assert lines(talk) == ["user: a", "assistant: cut", "user: b", "*assistant: B"]
 
 
 def test_a_call_that_does_not_parse_is_not_trained_on(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ async def test_running_episodes_do_not_wait_behind_builds(
     await running.write_file("file", "text")
     builds = [
         asyncio.create_task(Env.task_init("test", path))
-        for path in _dockerfiles(tmp_path, image, 8, "sleep 4")
+        for path in _dockerfiles(tmp_path, image, 20, "sleep 4")
     ]
     seconds: list[float] = []
     begun = time.monotonic()
@@ -65,7 +65,7 @@ async def test_running_episodes_do_not_wait_behind_builds(
     await asyncio.gather(*builds)
     assert len(seconds) > 20
     assert statistics.median(seconds) < 4, "a build's step takes four seconds"
-    assert time.monotonic() - begun < 8 * 4, "one after the other"
+    assert time.monotonic() - begun < 20 * 4, "one after the other"
 
 
 async def test_an_image_is_built_once_however_many_wait_for_it(

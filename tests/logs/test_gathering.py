@@ -177,15 +177,17 @@ def steps_in(folder: Path) -> list[Any]:
     return [log.metadata["policy_step"] for log in logs]
 
 
-async def test_a_run_that_was_resumed_within_an_epoch_goes_on_with_the_steps_of_its_trainer(
-    tmp_path: Path,
+@pytest.mark.parametrize("resumed", [0, 2, 5])
+async def test_a_resumed_run_goes_on_with_the_steps_of_its_trainer(
+    resumed: int, tmp_path: Path
 ) -> None:
-    resumed_from(tmp_path, 5)
+    if resumed:
+        resumed_from(tmp_path, resumed)
     data, _ = await built(tmp_path)
     assert len(data) == 2
-    for step in range(5, 10):  # as the cookbook does with num_epochs
+    for step in range(resumed, resumed + 5):  # as the cookbook does with num_epochs
         await roll_out_batch(data, step % len(data))
-    assert steps_in(tmp_path / "rollouts" / "train") == [5, 6, 7, 8, 9]
+    assert steps_in(tmp_path / "rollouts" / "train") == [*range(resumed, resumed + 5)]
 
 
 def begun_by_a_trainer(folder: Path) -> None:
@@ -279,7 +281,7 @@ async def test_an_evaluation_of_the_checkpoint_is_kept_until_it_is_done_again(
 
 @pytest.mark.parametrize(
     ("resumed", "every", "steps"),
-    [(7, 5, [10, 15, 20]), (10, 5, [10, 15, 20]), (0, 0, [None] * 3)],
+    [(0, 5, [0, 5, 10]), (7, 5, [10, 15, 20]), (10, 5, [10, 15, 20]), (0, 0, [None] * 3)],
 )
 async def test_a_log_of_a_test_set_names_the_step_that_it_was_measured_at(
     resumed: int, every: int, steps: list[Any], tmp_path: Path

@@ -435,6 +435,7 @@ def test_a_broken_plugin_does_not_take_inspect_down(tmp_path: Path) -> None:
     assert "broken-rewards 1.0)  BROKEN" in listed
     assert f"({tmp_path / 'broken_rewards.py'}:1)" in listed
     assert "samplers             curriculum" in listed
+    assert "version" in python("-m", "inspect_ai", "info", "version", path=tmp_path)
 
 
 def test_the_line_of_a_broken_plugin_is_that_of_the_broken_hook(site: Path) -> None:

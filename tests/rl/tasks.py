@@ -46,6 +46,16 @@ async def add(x: int, y: int) -> str:
 
 
 @make_tool
+async def broken(x: int) -> str:
+    """Fail.
+
+    Args:
+        x: Any number.
+    """
+    raise RuntimeError("the tool is broken")
+
+
+@make_tool
 async def nap() -> str:
     """Sleep for long."""
     await asyncio.sleep(60)
@@ -81,3 +91,9 @@ async def not_a_number(state: TaskState, target: Target) -> Score:
 async def silent(state: TaskState, generate: Generate) -> TaskState:
     state.output.completion = "1"
     return state
+
+
+@make_solver
+async def failing(state: TaskState, generate: Generate) -> TaskState:
+    await generate(state)
+    raise KeyError("the solver is broken")

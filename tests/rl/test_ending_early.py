@@ -47,7 +47,7 @@ def boxed(**options: Any) -> Any:
     """A dataset whose two episodes compete for the only place, which the first gives back late."""
 
     async def linger(state: TaskState) -> None:
-        await asyncio.sleep(1)
+        await asyncio.sleep(3)
 
     task = Task(
         dataset=[Sample(id="s", input="Say plum.", target="plum")],

@@ -11,7 +11,7 @@ import pytest
 from inspect_ai import Task
 from inspect_ai.model import ModelRole, get_model
 from inspect_ai.scorer import Score, Scorer, Target, match, mean, model_graded_qa
-from inspect_ai.solver import Generate, Solver, TaskState, generate
+from inspect_ai.solver import Generate, Solver, TaskState, generate, use_tools
 from inspect_ai.util import collect
 from tests.functions import make_scorer, make_solver, make_tool
 from tests.rl.policies import Words, encode, renderer, tool_call, trained_tokens
@@ -19,6 +19,9 @@ from tests.rl.tasks import (
     adding,
     agent,
     arithmetic,
+    broken,
+    crashing,
+    failing,
     not_a_number,
     silent,
     sums,
@@ -133,8 +136,8 @@ async def test_a_time_limit_passes_while_the_policy_samples() -> None:
 
 @make_solver
 async def impatient(state: TaskState, generate: Generate) -> TaskState:
-    """Asks again after half a second, as a program does whose client has a time-out."""
-    with anyio.move_on_after(0.5):
+    """Asks again after two seconds, as a program does whose client has a time-out."""
+    with anyio.move_on_after(2.0):
         return await generate(state)
     return await generate(state)
 
@@ -149,7 +152,7 @@ async def trained_texts(task: Task, policy: Words, **options: Any) -> list[str]:
 
 
 async def test_a_reply_that_nobody_waited_for_is_not_trained_on() -> None:
-    policy = Words(["lost", "1"], first_s=2.0)
+    policy = Words(["lost", "1"], first_s=4.0)
     assert await trained_texts(one(impatient()), policy) == ["1<|im_end|>"]
     late = Words(["1"], delay_s=1.3)
     assert await trained_texts(arithmetic(1), late, time_limit=1) == []
@@ -167,12 +170,15 @@ async def asks_with_a_tool_that_nobody_described(state: TaskState, generate: Gen
 
 
 JUDGE = r"model_roles=\{'grader'"
+BROKEN = one([use_tools(broken()), generate()])
 
 
 @pytest.mark.parametrize(
     ("task", "said", "cause", "message"),
     [
+        pytest.param(one(generate(), crashing()), "1", Cause.SCORER, None, id="scorer raises"),
         pytest.param(one(generate(), not_a_number()), "1", Cause.UNSCORED, None, id="score is NaN"),
+        pytest.param(one(failing()), "1", Cause.SOLVER, None, id="solver raises"),
         pytest.param(one(generate(), model_graded_qa()), "1", Cause.JUDGE, JUDGE, id="no grader"),
         pytest.param(
             one(generate(), model_graded_qa(model_role=ModelRole("grader", required=True))),
@@ -182,6 +188,7 @@ JUDGE = r"model_roles=\{'grader'"
             id="no required grader",
         ),
         pytest.param(one(generate(num_choices=2)), "1", Cause.POLICY, None, id="two choices"),
+        pytest.param(BROKEN, tool_call("broken", '{"x":1}'), Cause.TOOL, None, id="tool raises"),
         pytest.param(
             one(asks_with_a_tool_that_nobody_described()),
             "1",
@@ -223,6 +230,14 @@ async def test_an_error_that_cannot_be_shown_is_an_episodes_error_like_any_other
         await rollout(one(generate(), raising()), ["1"], **options)
     assert raised.value.cause is Cause.SCORER
     assert total(await rollout(one(generate(), raising()), ["1"], on_error=-1.0)) == -1.0
+
+
+async def test_a_stated_penalty_replaces_the_failure() -> None:
+    trajectory = await rollout(
+        one(generate(), crashing()), ["1"], on_error={"scorer": -0.5, "sandbox": "raise"}
+    )
+    assert total(trajectory) == -0.5
+    assert final(trajectory)["error/scorer"] == 1.0
 
 
 async def test_a_tool_call_budget_stops_in_the_middle_of_a_batch() -> None:
@@ -274,6 +289,26 @@ async def test_a_rollout_timeout_in_a_tool_is_scored_not_zeroed() -> None:
     assert trajectory.stop_reason == "rollout_timeout"
     assert [t.ac.tokens for t in trajectory.transitions] == [[]], "it was cut off inside a tool"
     assert "score/includes" in group.metrics_G[0]
+
+
+def judge_is_away(members: Sequence[Any]) -> list[None]:
+    raise ConnectionError("the judge is away")
+
+
+async def test_a_failed_group_reward_is_raised_or_penalised() -> None:
+    dataset = as_rl_dataset(arithmetic(), renderer(), group_size=2, group_reward=judge_is_away)
+    with pytest.raises(EpisodeError, match="judge is away") as raised:
+        await do_group_rollout(dataset.get_batch(0)[0], Words(["1"]))
+    assert raised.value.cause is Cause.REWARD
+    dataset = as_rl_dataset(
+        arithmetic(),
+        renderer(),
+        group_size=2,
+        group_reward=judge_is_away,
+        on_error={"reward": -2.0},
+    )
+    group = await do_group_rollout(dataset.get_batch(0)[0], Words(["1"]))
+    assert group.get_total_rewards() == [-2.0, -2.0]
 
 
 async def test_a_cancelled_rollout_releases_its_episode() -> None:

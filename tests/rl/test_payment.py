@@ -69,7 +69,7 @@ async def group_of(task: Task, lines: Sequence[Any], **options: Any) -> Trajecto
     )
 
 
-TIMEOUT = RolloutLimits(rollout_timeout_seconds=2.0)
+TIMEOUT = RolloutLimits(rollout_timeout_seconds=4.0)
 
 
 def one(scorer: Scorer) -> Task:
@@ -77,7 +77,7 @@ def one(scorer: Scorer) -> Task:
 
 
 async def test_a_timeout_while_an_observer_is_told_pays_the_score_in_full(observe: Observe) -> None:
-    slow = Slow(3.0)
+    slow = Slow(5.0)
     observe(slow)
     group = await group_of(one(match()), ["1"], rollout_limits=TIMEOUT)
     assert group.get_total_rewards() == [1.0, 1.0, 1.0]
@@ -88,13 +88,12 @@ async def test_a_timeout_while_an_observer_is_told_pays_the_score_in_full(observ
 async def test_a_timeout_while_an_observer_is_told_raises_or_pays_the_penalty(
     observe: Observe,
 ) -> None:
-    observe(Slow(3.0))
-    priced = group_of(one(crashing()), ["1"], rollout_limits=TIMEOUT, on_error=-0.5)
-    group = asyncio.create_task(priced)
+    observe(Slow(5.0))
     with pytest.raises(EpisodeError) as raised:
         await group_of(one(crashing()), ["1"], rollout_limits=TIMEOUT)
     assert raised.value.cause is Cause.SCORER
-    assert (await group).get_total_rewards() == [-0.5] * 3
+    group = await group_of(one(crashing()), ["1"], rollout_limits=TIMEOUT, on_error=-0.5)
+    assert group.get_total_rewards() == [-0.5] * 3
 
 
 async def test_a_timeout_in_a_reward_function_pays_it_once_and_in_full() -> None:
@@ -102,7 +101,7 @@ async def test_a_timeout_in_a_reward_function_pays_it_once_and_in_full() -> None
 
     async def slow(result: Any) -> float:
         calls.append(result)
-        await asyncio.sleep(3.0)
+        await asyncio.sleep(5.0)
         return 0.7
 
     group = await group_of(one(match()), ["1"], rollout_limits=TIMEOUT, reward=slow)
