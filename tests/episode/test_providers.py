@@ -10,6 +10,7 @@ import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import psutil
@@ -161,6 +162,41 @@ async def test_a_cancelled_first_comer_does_not_end_the_set_up_for_others(
     await second.close()
     assert preparing == ["startup"]
     assert isinstance(await asyncio.gather(starting[0], return_exceptions=True), list)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 5])
+async def test_a_set_up_that_nobody_waits_for_ends_and_the_next_one_begins_anew(
+    preparing: list[str], steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = asyncio.Event()
+
+    async def start_a_command(task_name: str, config: Any) -> None:
+        preparing.append(task_name)
+        begun.set()
+        program = ["sleep", "0.05" if len(preparing) > 1 else "600"]
+        command = await asyncio.create_subprocess_exec(*program, stdout=PIPE, stderr=PIPE)
+        try:
+            await command.wait()
+        finally:
+            if command.returncode is None:
+                command.kill()
+                await command.wait()
+
+    monkeypatch.setattr(Counted, "task_init", start_a_command)
+    runner = boxed()
+    first, second = (runner.episode(runner.task.dataset[0]) for _ in range(2))
+    starting = asyncio.create_task(first.start())
+    await begun.wait()
+    for _ in range(steps):  # while asyncio connects the command's pipes, among others
+        await asyncio.sleep(0)
+    async with asyncio.timeout(60):
+        await first.close()
+        ours = {asyncio.current_task(), starting}
+        assert asyncio.all_tasks() <= ours  # a loop that ends cancels all, asyncio's own too
+        await second.start()
+        await second.close()
+    assert preparing == ["startup", "startup"]
+    await asyncio.gather(starting, return_exceptions=True)
 
 
 @pytest.mark.parametrize("when", ["file fails", "set-up script", "start", "solver"])

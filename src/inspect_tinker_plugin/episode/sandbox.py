@@ -11,6 +11,7 @@ import atexit
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from contextlib import ExitStack, asynccontextmanager, nullcontext
 from contextvars import copy_context
@@ -60,22 +61,37 @@ class SandboxLifecycle:
     def __init__(self) -> None:
         self.state = internals.SandboxLifecycleState()
         self._started: dict[_Startup, asyncio.Task[None]] = {}
+        self._waiting: Counter[asyncio.Task[None]] = Counter()
         self._pid = os.getpid()
         atexit.register(self.shutdown)
 
     async def ensure_started(self, startup: _Startup) -> None:
         """Run a provider's ``task_init`` once; concurrent callers wait for the same run.
 
-        It runs in its own task: a caller that is cancelled does not end it for the others.
+        It runs in its own task: a caller that is cancelled does not end it for the others. The
+        last one does, and waits for it: a command that is being started when the loop ends is
+        waited for without end (CPython's ``_connect_pipes`` is cancelled with everything else).
         """
         started, loop = self._started.get(startup), asyncio.get_running_loop()
         if started is None or (not started.done() and started.get_loop() is not loop):
             self._started[startup] = started = loop.create_task(self._start(startup))
-            started.add_done_callback(lambda task: self._forget_failed(startup, task))
+            started.add_done_callback(
+                lambda task: self._forget(startup, task) if _has_failed(task) else None
+            )
         if started.done():
             started.result()  # it may belong to another loop
-        else:
+            return
+        self._waiting[started] += 1
+        try:
             await asyncio.shield(started)
+        finally:
+            self._waiting[started] -= 1
+            if not self._waiting[started]:
+                del self._waiting[started]
+                if not started.done():
+                    self._forget(startup, started)  # who comes from now on begins anew
+                    started.cancel()
+                    await uninterrupted(lambda: asyncio.wait([started], timeout=RELEASE_GRACE))
 
     async def _start(self, startup: _Startup) -> None:
         provider = internals.registry_find_sandboxenv(startup.spec.type)
@@ -83,9 +99,9 @@ class SandboxLifecycle:
             provider.task_init("startup", startup.spec.config), startup.run_dir, dict(startup.env)
         )
 
-    def _forget_failed(self, startup: _Startup, task: asyncio.Task[None]) -> None:
+    def _forget(self, startup: _Startup, task: asyncio.Task[None]) -> None:
         """Let the next caller try again."""
-        if _has_failed(task) and self._started.get(startup) is task:
+        if self._started.get(startup) is task:
             del self._started[startup]
 
     def shutdown(self) -> None:
