@@ -41,7 +41,7 @@ from inspect_tinker_plugin.cli import (
 )
 from inspect_tinker_plugin.options import DatasetOptions
 from inspect_tinker_plugin.plugins import counted, part_of
-from inspect_tinker_plugin.tasks import ResolvedTask, choose_sandbox, resolve_task, select_samples
+from inspect_tinker_plugin.tasks import ResolvedTask, resolve_task, select_samples
 from inspect_tinker_plugin.train import plan_lines, read_prices
 
 _STYLES = {"high": "bold red", "medium": "yellow", "low": "cyan", "info": "dim"}
@@ -190,12 +190,7 @@ def _check_model(choices: dict[str, Any]) -> None:
 def _options(
     choices: dict[str, Any], dataset: DatasetOptions, resolved: ResolvedTask, out: Path
 ) -> AuditOptions:
-    sandbox = choose_sandbox(dataset.sandbox)
-    runner: dict[str, Any] = {
-        "sandbox": sandbox.for_inspect,
-        "sandbox_mapping": sandbox.mapping,
-        "solver": dataset.solver,
-    }
+    runner = {"sandbox": dataset.sandbox, "solver": dataset.solver}
     return AuditOptions(
         out=out,
         probes=choices["probes"],

@@ -31,6 +31,8 @@ from inspect_tinker_plugin.contracts.hooks import (
     EpisodeEnded,
     EpisodeObserver,
     EpisodeStarted,
+    GroupOutcome,
+    SamplePool,
     SampleStage,
     TurnTaken,
 )
@@ -40,8 +42,8 @@ from inspect_tinker_plugin.rl.hooks import (
     EpisodeHooks,
     Observers,
 )
-from inspect_tinker_plugin.samplers import GroupOutcome, SamplePool, resolve_sampler
-from inspect_tinker_plugin.tasks.loading import choose_sandbox
+from inspect_tinker_plugin.samplers.state import resolve_sampler
+from inspect_tinker_plugin.tasks.loading import find_providers
 from inspect_tinker_plugin.tasks.samples import SelectedSamples, sample_stages
 from inspect_tinker_plugin.testing import call, say
 from inspect_tinker_plugin.tools import resolve_tool_executor
@@ -366,13 +368,13 @@ def test_a_filter_that_fails_names_package_and_sample() -> None:
 
 @pytest.mark.parametrize("sandbox", [None, "docker", "local", ("docker", "compose.yaml")])
 def test_what_inspect_knows_is_left_to_inspect(sandbox: Any) -> None:
-    assert choose_sandbox(sandbox).mapping is None
+    assert find_providers(sandbox) is None
 
 
 @pytest.mark.parametrize("sandbox", ["nowhere", {"docker": "nowhere"}], ids=str)
 def test_an_unknown_sandbox_provider_is_refused(sandbox: Any) -> None:
     with pytest.raises(ConfigError, match=r"'nowhere'.*on_this_machine"):
-        choose_sandbox(sandbox)
+        find_providers(sandbox)
 
 
 class Meddler(EpisodeObserver):

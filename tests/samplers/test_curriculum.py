@@ -24,11 +24,12 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.logs import assemble_pending
+from inspect_tinker_plugin.plugins import GroupOutcome, SamplePool, Sampler
 from inspect_tinker_plugin.plugins.manager import default_plugins
 from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset, Sampled, as_rl_dataset
 from inspect_tinker_plugin.rl.mixture import as_rl_mixture
-from inspect_tinker_plugin.samplers import Curriculum, GroupOutcome, SamplePool, Sampler
+from inspect_tinker_plugin.samplers.builtin import Curriculum
 from inspect_tinker_plugin.samplers.state import SamplerState
 from inspect_tinker_plugin.testing import scripted_model
 

@@ -139,7 +139,7 @@ async def _print_runs(
 def _plan_runs(choices: dict[str, Any]) -> list[Callable[[], Awaitable[Run]]]:
     """Load the task, and return what runs one sample on one side, in order."""
     from inspect_tinker_plugin.options import DatasetOptions
-    from inspect_tinker_plugin.tasks.loading import choose_sandbox
+    from inspect_tinker_plugin.tasks.loading import find_providers
     from inspect_tinker_plugin.tasks.samples import select_samples
     from inspect_tinker_plugin.testing import check_parity_async
     from inspect_tinker_plugin.testing.replies import default_script, read_script
@@ -150,7 +150,7 @@ def _plan_runs(choices: dict[str, Any]) -> list[Callable[[], Awaitable[Run]]]:
     if chosen["sample_id"] is None and chosen["limit"] is None:
         chosen["limit"] = SAMPLES
     options = DatasetOptions(**chosen)
-    choose_sandbox(options.sandbox)  # raises for an unknown name
+    find_providers(options.sandbox)  # raises for an unknown name
     episodes = read_script(choices["script"]) if choices["script"] else []
     resolved = load_task(choices, options.model_roles)
     source = partial(_make_again, resolved, options.model_roles)
@@ -400,17 +400,13 @@ async def _episodes(plan: _Plan) -> SideCost:
 async def _eval(plan: _Plan) -> SideCost:
     from inspect_ai import eval_async
 
-    from inspect_tinker_plugin.tasks.loading import choose_sandbox
     from inspect_tinker_plugin.tasks.samples import with_samples
     from inspect_tinker_plugin.testing import scripted_model
-    from inspect_tinker_plugin.testing.sides import eval_arguments, with_mapped_sandboxes
+    from inspect_tinker_plugin.testing.sides import eval_arguments, replace_sandbox
 
     options = plan.options
     task = _make_again(plan.resolved, options.model_roles)
-    sandbox = choose_sandbox(options.sandbox)
-    task = with_samples(task, plan.samples)
-    if sandbox.mapping is not None:
-        task = with_mapped_sandboxes(task, sandbox.mapping)
+    task, sandbox = replace_sandbox(with_samples(task, plan.samples), options.sandbox)
     model = scripted_model(_play_many(plan.scripts), keep_requests=False)
     with tempfile.TemporaryDirectory(prefix="bench-") as log_dir:
         cpu, wall = time.process_time(), time.perf_counter()
@@ -418,7 +414,7 @@ async def _eval(plan: _Plan) -> SideCost:
             task,
             model=model,
             solver=options.solver,  # type: ignore[arg-type]  # agents and sequences are fine, too
-            sandbox=sandbox.for_inspect,
+            sandbox=sandbox,
             epochs=plan.passes,
             max_samples=plan.at_once,
             **eval_arguments(options),

@@ -25,11 +25,11 @@ from inspect_tinker_plugin.contracts.policy import (
     check_side_roles,
     read_side_models,
 )
-from inspect_tinker_plugin.contracts.sandboxes import SandboxMapper
 from inspect_tinker_plugin.episode.model import MergedConfigs, PolicyModel, RoleBook, scoring
 from inspect_tinker_plugin.episode.monitors import resolve_monitors
 from inspect_tinker_plugin.inspect_internals.releases import require_tried
 from inspect_tinker_plugin.options import EpisodeOptions
+from inspect_tinker_plugin.tasks.loading import find_providers
 
 logger = getLogger(__name__)
 
@@ -82,9 +82,8 @@ class PreparedTask:
         task: The task.
         options: How episodes are run.
         solver: Replaces the task's solver, as ``inspect eval --solver`` does.
-        sandbox: Replaces the task's sandbox, as ``inspect eval --sandbox`` does.
-            ``False`` runs without any, whatever task and samples ask for.
-        sandbox_mapping: Applied to the sandbox that the task or a sample asks for.
+        sandbox: Replaces the task's sandbox, as ``inspect eval --sandbox`` does, also by a
+            plugin's providers. ``False`` runs without any, whatever task and samples ask for.
         keep_log: Keep each episode's events, for ``EpisodeResult.build_log``.
         first_calls: Only first model calls are wanted; the libraries of providers are not loaded.
 
@@ -110,8 +109,7 @@ class PreparedTask:
         *,
         options: EpisodeOptions | None = None,
         solver: SolverLike | None = None,
-        sandbox: SandboxEnvironmentType | Literal[False] | None = None,
-        sandbox_mapping: SandboxMapper | None = None,
+        sandbox: SandboxEnvironmentType | Mapping[str, str] | Literal[False] | None = None,
         keep_log: bool = False,
         first_calls: bool = False,
     ) -> None:
@@ -124,8 +122,9 @@ class PreparedTask:
         self.scorers = _guarded_scorers(task)
         self.run_dir = internals.task_run_dir(task)
         self.without_sandbox = sandbox is False
-        self.sandbox = None if sandbox is False else _resolve_sandbox(task, sandbox)
-        self._sandbox_mapping = sandbox_mapping
+        self._providers = find_providers(sandbox)
+        of_eval: Any = None if self._providers is not None else sandbox
+        self.sandbox = None if sandbox is False else _resolve_sandbox(task, of_eval)
         self.config: GenerateConfig = task.config
         self.merged_configs = MergedConfigs()
         self.count_tokens: Callable[[str], int] | None = None
@@ -194,9 +193,7 @@ class PreparedTask:
         if spec is not None and spec.config is None and self.sandbox is None:
             # a sample that only names a provider still gets the task folder's compose file
             spec = internals.resolve_task_sandbox(self.task, spec)
-        return (
-            spec if spec is None or self._sandbox_mapping is None else self._sandbox_mapping(spec)
-        )
+        return spec if spec is None or self._providers is None else self._providers(spec)
 
 
 def _files_to_score(task: Task, options: EpisodeOptions) -> Sequence[str] | None:

@@ -26,7 +26,6 @@ from inspect_tinker_plugin.export.conversations import (
     tools_json,
 )
 from inspect_tinker_plugin.options import EpisodeOptions
-from inspect_tinker_plugin.tasks.loading import choose_sandbox
 
 PROBE = "inspect_rl_probe"
 
@@ -70,13 +69,11 @@ class FirstTurns:
     ) -> None:
         options = replace(options or EpisodeOptions(), max_turns=None)
         task = _observed(task)
-        choice = choose_sandbox(sandbox)
         self._real = EpisodeRunner(
             task,
             options=options,
             solver=solver,
-            sandbox=choice.for_inspect,
-            sandbox_mapping=choice.mapping,
+            sandbox=sandbox,
             first_calls=True,
         )
         bare = copy.copy(task)

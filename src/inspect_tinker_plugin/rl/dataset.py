@@ -16,6 +16,7 @@ from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.types import RLDataset
 
 from inspect_tinker_plugin.contracts.errors import ConfigError, RendererError, TaskError
+from inspect_tinker_plugin.contracts.hooks import GroupOutcome, SamplePool
 from inspect_tinker_plugin.logs import GroupSlot
 from inspect_tinker_plugin.logs.index import logged_outcomes
 from inspect_tinker_plugin.options import (
@@ -30,8 +31,13 @@ from inspect_tinker_plugin.rl.group import InspectGroupBuilder
 from inspect_tinker_plugin.rl.hooks import with_plugin_scorers
 from inspect_tinker_plugin.rl.prewarm import Ahead, Batches
 from inspect_tinker_plugin.rl.task_handle import TaskHandle, log_folder, open_logs
-from inspect_tinker_plugin.samplers import GroupOutcome, SamplePool, resolve_sampler, try_sampler
-from inspect_tinker_plugin.samplers.state import FOLDER, OutcomeFile, SamplerState
+from inspect_tinker_plugin.samplers.state import (
+    FOLDER,
+    OutcomeFile,
+    SamplerState,
+    resolve_sampler,
+    try_sampler,
+)
 from inspect_tinker_plugin.tasks.reference import ResolvedTask, TaskRef, resolve_task
 from inspect_tinker_plugin.tasks.samples import SelectedSamples, select_samples
 

@@ -38,7 +38,6 @@ from inspect_tinker_plugin.rl.hooks import (
     with_plugin_scorers,
 )
 from inspect_tinker_plugin.rl.models import model_name
-from inspect_tinker_plugin.tasks.loading import choose_sandbox
 from inspect_tinker_plugin.tasks.reference import TaskRef
 from inspect_tinker_plugin.tasks.samples import with_samples
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer
@@ -145,14 +144,12 @@ class TaskHandle:
     def _make_parts(self) -> Parts:
         options = self.options
         task = with_plugin_scorers(self._resolve())
-        sandbox = choose_sandbox(options.sandbox)
         context = DatasetRenderer(self.renderer)
         runner = EpisodeRunner(
             task,
             options=options,
             solver=options.solver,
-            sandbox=sandbox.for_inspect,
-            sandbox_mapping=sandbox.mapping,
+            sandbox=options.sandbox,
             keep_log=options.log_dir is not None,
         )
         runner.count_tokens = context.count_tokens

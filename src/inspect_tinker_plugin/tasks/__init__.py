@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inspect_tinker_plugin.options import Selection
-from inspect_tinker_plugin.tasks.loading import choose_sandbox, describe_part
+from inspect_tinker_plugin.tasks.loading import describe_part
 from inspect_tinker_plugin.tasks.reference import (
     ResolvedTask,
     TaskRef,
@@ -23,7 +23,6 @@ __all__ = [
     "SelectedSamples",
     "Selection",
     "TaskRef",
-    "choose_sandbox",
     "content_hash",
     "describe_part",
     "resolve_task",

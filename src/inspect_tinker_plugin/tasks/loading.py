@@ -12,9 +12,8 @@ from typing import Any
 from inspect_ai import Task
 from inspect_ai.model import get_model
 from inspect_ai.solver import Solver
-from inspect_ai.util import SandboxEnvironmentSpec, SandboxEnvironmentType, registry_info
+from inspect_ai.util import SandboxEnvironmentSpec, registry_info
 
-from inspect_tinker_plugin import inspect_internals
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.errors import (
     ConfigError,
@@ -229,19 +228,8 @@ class ProviderMapping:
         return mapped
 
 
-@dataclass(frozen=True)
-class SandboxChoice:
-    """What ``sandbox=`` asks for: a value that Inspect resolves, or a mapping to providers."""
-
-    for_inspect: SandboxEnvironmentType | None
-    """The value that Inspect resolves as it does ``eval(sandbox=...)``."""
-
-    mapping: ProviderMapping | None
-    """Maps the specification of the task and of each sample."""
-
-
-def choose_sandbox(sandbox: Any) -> SandboxChoice:
-    """Interpret ``sandbox=``, for everything that runs episodes.
+def find_providers(sandbox: Any) -> ProviderMapping | None:
+    """Return the plugins' providers that ``sandbox=`` names; ``None`` for what Inspect resolves.
 
     Args:
         sandbox: A plugin's provider by name, a mapping of types to providers, or what Inspect
@@ -251,10 +239,10 @@ def choose_sandbox(sandbox: Any) -> SandboxChoice:
         ConfigError: The name is known neither to a plugin nor to Inspect.
     """
     if isinstance(sandbox, Mapping):
-        return SandboxChoice(None, ProviderMapping(dict(sandbox)))
+        return ProviderMapping(dict(sandbox))
     if not isinstance(sandbox, str) or _known_to_inspect(sandbox):
-        return SandboxChoice(sandbox, None)
-    return SandboxChoice(None, ProviderMapping({"*": sandbox}))
+        return None
+    return ProviderMapping({"*": sandbox})
 
 
 def _mapper(name: object) -> SandboxMapper:
@@ -267,7 +255,7 @@ def _mapper(name: object) -> SandboxMapper:
         return catalogue.entries[name]
     if _known_to_inspect(name):
         return lambda spec: SandboxEnvironmentSpec(name, spec.config)
-    registered = inspect_internals.registry_find(lambda info: info.type == "sandboxenv")
+    registered = internals.registry_find(lambda info: info.type == "sandboxenv")
     known = {registry_info(each).name.rpartition("/")[2] for each in registered}
     known = {*catalogue.entries, *(each for each in known if not each.startswith("inspect_rl_"))}
     raise ConfigError(
@@ -278,7 +266,7 @@ def _mapper(name: object) -> SandboxMapper:
 
 def _known_to_inspect(name: str) -> bool:
     try:
-        inspect_internals.registry_find_sandboxenv(name)
+        internals.registry_find_sandboxenv(name)
     except ValueError:
         return False
     return True

@@ -25,7 +25,7 @@ from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.contracts.errors import EpisodeError
 from inspect_tinker_plugin.episode.runner import Episode, EpisodeRunner
 from inspect_tinker_plugin.options import EpisodeOptions
-from inspect_tinker_plugin.tasks.loading import ProviderMapping, choose_sandbox, with_policy
+from inspect_tinker_plugin.tasks.loading import find_providers, with_policy
 from inspect_tinker_plugin.tasks.samples import with_id, with_samples
 from inspect_tinker_plugin.testing.policy import ScriptedPolicy, load_renderer
 from inspect_tinker_plugin.testing.replies import (
@@ -110,8 +110,16 @@ def one_sample_task(source: TaskSource, sample: int | Sample) -> Task:
     return with_samples(task, [copy.deepcopy(sample)])
 
 
-def with_mapped_sandboxes(task: Task, mapping: ProviderMapping) -> Task:
-    """Give a task and its samples the sandboxes of a plugin's provider, which no eval can name."""
+def replace_sandbox(
+    task: Task, sandbox: SandboxEnvironmentType | Mapping[str, str] | None
+) -> tuple[Task, SandboxEnvironmentType | None]:
+    """Return the task and the sandbox to give to ``eval()``, which knows no plugin's providers.
+
+    These are put into the task and its samples.
+    """
+    mapping = find_providers(sandbox)
+    if mapping is None:
+        return task, cast("SandboxEnvironmentType | None", sandbox)
     spec = internals.resolve_task_sandbox(task, None)
     mapped = with_samples(
         task,
@@ -123,18 +131,16 @@ def with_mapped_sandboxes(task: Task, mapping: ProviderMapping) -> Task:
         ],
     )
     mapped.sandbox = None if spec is None else mapping(spec)
-    return mapped
+    return mapped, None
 
 
 def make_runner(task: Task, how: Conditions, *, keep_log: bool) -> EpisodeRunner:
     """Make the runner of a side's episode."""
-    sandbox = choose_sandbox(how.sandbox)
     return EpisodeRunner(
         task,
         options=how.options,
         solver=None if how.solver is None else how.solver(),
-        sandbox=sandbox.for_inspect,
-        sandbox_mapping=sandbox.mapping,
+        sandbox=how.sandbox,
         keep_log=keep_log,
     )
 
@@ -182,15 +188,13 @@ def eval_arguments(options: EpisodeOptions) -> dict[str, Any]:
 async def _eval(task: Task, model: Model, how: Conditions) -> EvalLog:
     os.environ.setdefault("INSPECT_DISPLAY", "none")
     display_type()
-    sandbox = choose_sandbox(how.sandbox)
-    if sandbox.mapping is not None:
-        task = with_mapped_sandboxes(task, sandbox.mapping)
+    task, sandbox = replace_sandbox(task, how.sandbox)
     with tempfile.TemporaryDirectory(prefix="parity-") as log_dir:
         [written] = await eval_async(
             task,
             model=model,
             solver=None if how.solver is None else how.solver(),
-            sandbox=sandbox.for_inspect,
+            sandbox=sandbox,
             epochs=1,
             log_dir=log_dir,
             log_realtime=False,

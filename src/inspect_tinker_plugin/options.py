@@ -28,6 +28,20 @@ if TYPE_CHECKING:
     from inspect_tinker_plugin.contracts.hooks import SamplerSpec
     from inspect_tinker_plugin.contracts.rewards import GroupRewardSpec, RewardSpec
 
+__all__ = [
+    "COMMANDS",
+    "DatasetKeywords",
+    "DatasetOptions",
+    "EpisodeOptions",
+    "Option",
+    "Selection",
+    "declared_options",
+    "option",
+    "options_of",
+    "read_keywords",
+    "spell_out_options",
+]
+
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
