@@ -12,7 +12,7 @@ from benchmarks import sides
 
 from inspect_tinker_plugin.export.folder import WORK
 from inspect_tinker_plugin.export.options import ExportOptions
-from inspect_tinker_plugin.export.pipeline import ExportProgress, export_task
+from inspect_tinker_plugin.export.pipeline import export_task
 from inspect_tinker_plugin.processes import Journal
 from inspect_tinker_plugin.processes.workers import freeze_memory
 from inspect_tinker_plugin.tasks.reference import resolve_task
@@ -87,7 +87,7 @@ async def first_rows() -> float:
         journal = Journal(output / WORK / "journal.jsonl")
         started = time.process_time()
 
-        def look(progress: ExportProgress) -> None:
+        def look(*counts: int) -> None:
             if not found and any("row" in record for record, _ in islice(journal.read(), 3)):
                 found.append(time.process_time() - started)
 

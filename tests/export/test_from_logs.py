@@ -374,7 +374,7 @@ def test_an_interrupted_export_goes_on_where_it_was(tmp_path: Path) -> None:
                 [str(logs)],
                 tmp_path / "out",
                 LogExportOptions(choice=choice, split=("test", "4")),
-                on_progress=lambda now: at_three.set() if now.done >= 6 else None,
+                on_progress=lambda done, total, failed: at_three.set() if done >= 6 else None,
             )
         )
         await at_three.wait()

@@ -24,7 +24,7 @@ from inspect_tinker_plugin.export import folder as export_folder
 from inspect_tinker_plugin.export.folder import WORK
 from inspect_tinker_plugin.export.options import ExportOptions
 from inspect_tinker_plugin.export.pipeline import ExportReport, export_task
-from inspect_tinker_plugin.options import Selection
+from inspect_tinker_plugin.options import DatasetOptions
 from inspect_tinker_plugin.tasks.reference import ResolvedTask
 
 
@@ -159,7 +159,7 @@ async def interrupted(folder: Path, **options: Any) -> None:
     ("options", "differs"),
     [
         ({"format": "jsonl"}, "format ('parquet', now 'jsonl')"),
-        ({"selection": Selection(limit=5)}, "limit (None, now 5)"),
+        ({"dataset": DatasetOptions(limit=5)}, "limit (None, now 5)"),
         ({"solver_name": "other {}"}, "solver (None, now 'other {}')"),
     ],
     ids=["format", "limit", "solver"],
@@ -184,9 +184,9 @@ async def test_an_export_is_not_continued_with_other_data(tmp_path: Path) -> Non
 
 
 async def test_a_shuffled_export_without_a_seed_continues_in_its_order(tmp_path: Path) -> None:
-    shuffled = Selection(sample_shuffle=True)
-    await interrupted(tmp_path / "out", selection=shuffled)
-    report = await export(numbers(10), tmp_path / "out", selection=shuffled)
+    shuffled = DatasetOptions(sample_shuffle=True)
+    await interrupted(tmp_path / "out", dataset=shuffled)
+    report = await export(numbers(10), tmp_path / "out", dataset=shuffled)
     assert report.continued > 0
     assert sorted(ids(tmp_path / "out"), key=int) == [str(n) for n in range(1, 11)]
     assert isinstance(summary(tmp_path / "out")["seed"], int)

@@ -17,8 +17,8 @@ from inspect_tinker_plugin.contracts.errors import ConfigError, ExportError
 from inspect_tinker_plugin.export import folder as export_folder
 from inspect_tinker_plugin.export.folder import WORK
 from inspect_tinker_plugin.export.options import ExportOptions
-from inspect_tinker_plugin.export.pipeline import ExportProgress, ExportReport, export_task
-from inspect_tinker_plugin.options import Selection
+from inspect_tinker_plugin.export.pipeline import ExportReport, export_task
+from inspect_tinker_plugin.options import DatasetOptions
 from inspect_tinker_plugin.tasks.reference import resolve_task
 
 TASKS = """
@@ -91,13 +91,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 async def export(
-    name: str, to: str, *, seen: list[ExportProgress] | None = None, **options: Any
+    name: str, to: str, *, seen: list[tuple[int, int, int]] | None = None, **options: Any
 ) -> ExportReport:
     args = options.pop("args", None)
     made = ExportOptions(**{"format": "jsonl", **options})
-    progress: list[ExportProgress] = [] if seen is None else seen
+    progress = [] if seen is None else seen
     resolved = resolve_task(f"tasks.py@{name}", args)
-    return await export_task(resolved, Path(to), made, on_progress=progress.append)
+    return await export_task(
+        resolved, Path(to), made, on_progress=lambda *counts: progress.append(counts)
+    )
 
 
 def files(folder: str) -> dict[str, bytes]:
@@ -109,16 +111,16 @@ async def test_two_workers_write_the_very_files_that_one_process_writes(
     layout: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(export_folder, "FILE_BYTES", 4_000)
-    seen: list[ExportProgress] = []
-    options: dict[str, Any] = {"layout": layout, "selection": Selection(sample_shuffle=3)}
+    seen: list[tuple[int, int, int]] = []
+    options: dict[str, Any] = {"layout": layout, "dataset": DatasetOptions(sample_shuffle=3)}
     one = await export("sums", "one", **options)
     two = await export("sums", "two", workers=2, seen=seen, **options)
     assert files("one") == files("two")
     assert len(files("two")) > 2
     assert two.failures == one.failures
     assert [failure.id for failure in two.failures] == ["7"]
-    assert [progress.done for progress in seen] == list(range(91))
-    assert seen[-1].failed == 1
+    assert [done for done, _, _ in seen] == list(range(91))
+    assert seen[-1] == (90, 90, 1)
 
 
 async def test_workers_prepare_the_samples_of_the_export_not_their_own() -> None:
@@ -142,10 +144,10 @@ async def test_a_killed_worker_ends_the_export_which_any_number_continues_withou
         await export("fatal", "out", workers=2, **options)
     assert (Path("out") / WORK).is_dir()
 
-    seen: list[ExportProgress] = []
+    seen: list[tuple[int, int, int]] = []
     report = await export("fatal", "out", workers=workers, seen=seen, **options)
     assert report.continued >= 25
-    assert seen[0].done == report.continued
+    assert seen[0][0] == report.continued
     assert (report.written, report.failures) == (90, [])
     await export("fatal", "one", **options)
     assert files("out") == files("one")

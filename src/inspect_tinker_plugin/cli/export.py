@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -26,6 +26,7 @@ from inspect_tinker_plugin.cli.options import (
 from inspect_tinker_plugin.cli.reporting import (
     EXIT_INTERRUPTED,
     EXIT_PARTIAL,
+    ShowProgress,
     name_failures,
     progress_bar,
     quiet_stdout,
@@ -188,8 +189,8 @@ def _export_task(output: Path, choices: dict[str, Any]) -> tuple[ExportReport, l
     resolved = load_task(choices, choices["model_roles"])
     options = _task_export(choices)
     freeze_memory_once()
-    with _shown_export(resolved.task.display_name) as on_progress:
-        report = asyncio.run(export_task(resolved, output, options, on_progress=on_progress))
+    with _progress(resolved.task.display_name) as show:
+        report = asyncio.run(export_task(resolved, output, options, on_progress=show))
     earlier = f" ({report.continued:,} of them by an earlier run)" if report.continued else ""
     return report, [
         f"Wrote {counted(report.written, 'sample')} of {resolved.task.name} to {report.path}: "
@@ -209,8 +210,8 @@ def _export_logs(
         choice=Choice(**{name: choices[name] for name in Choice.__dataclass_fields__}),
         **{name: choices[name] for name in of_export},
     )
-    with _shown_export(f"logs as {options.choice.form}") as on_progress:
-        report = asyncio.run(export_logs(sources, output, options, on_progress=on_progress))
+    with _progress(f"logs as {options.choice.form}") as show:
+        report = asyncio.run(export_logs(sources, output, options, on_progress=show))
     rows = ", ".join(f"{count:,} in {split}" for split, count in report.rows.items())
     lines = [
         f"Wrote {counted(report.written, 'row')} ({rows}) to {report.path}: "
@@ -223,36 +224,25 @@ def _export_logs(
 
 
 @contextmanager
-def _shown_export(what: str) -> Iterator[Callable[[Any], None]]:
-    """Draw the progress of an export, and exit when it is interrupted."""
+def _progress(what: str) -> Iterator[ShowProgress]:
+    """Draw the progress of what the same command continues, and exit when it is interrupted."""
     try:
         with progress_bar(what) as show:
-            yield lambda now: show(now.done, now.total, now.failed)
+            yield show
     except KeyboardInterrupt:
-        _exit_interrupted()
-
-
-def _exit_interrupted() -> NoReturn:
-    click.echo("Interrupted; run the same command again to continue.", err=True)
-    sys.exit(EXIT_INTERRUPTED)
+        click.echo("Interrupted; run the same command again to continue.", err=True)
+        sys.exit(EXIT_INTERRUPTED)
 
 
 def _task_export(choices: dict[str, Any]) -> ExportOptions:
     from inspect_tinker_plugin.options import DatasetOptions
 
     solver_name, solver_args = choices["solver"], parse_args(choices["solver_args"])
-    options = DatasetOptions(**dataset_choices("export", choices))
+    of_export = ("format", "layout", "max_samples", "workers", "overwrite")
     return ExportOptions(
-        format=choices["format"],
-        layout=choices["layout"],
-        selection=options.selection,
-        solver=options.solver,
+        dataset=DatasetOptions(**dataset_choices("export", choices)),
         solver_name=f"{solver_name} {json.dumps(solver_args)}" if solver_name else None,
-        sandbox=options.sandbox,
-        episode=options,
-        max_samples=choices["max_samples"],
-        workers=choices["workers"],
-        overwrite=choices["overwrite"],
+        **{name: choices[name] for name in of_export},
     )
 
 
@@ -304,11 +294,8 @@ def rescore_command(logs: tuple[str, ...], **choices: Any) -> None:
     if choices["group_reward"] is not None and choices["no_group_reward"]:
         raise click.UsageError("--group-reward and --no-group-reward exclude each other.")
     how = Rescoring(roles=parse_args(choices.pop("roles")), **choices)
-    try:
-        with progress_bar("rewards") as show:
-            done = asyncio.run(rescore(find_logs(logs), how, on_progress=show))
-    except KeyboardInterrupt:
-        _exit_interrupted()
+    with _progress("rewards") as show:
+        done = asyncio.run(rescore(find_logs(logs), how, on_progress=show))
     _report_rescored(done, how.output)
     if done.failures:
         sys.exit(EXIT_PARTIAL)

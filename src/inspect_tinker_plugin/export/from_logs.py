@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -23,7 +23,7 @@ from inspect_tinker_plugin.export.conversations import (
 from inspect_tinker_plugin.export.folder import ExportFolder, Failure
 from inspect_tinker_plugin.export.layouts import Row, compared_row, log_schema, spoken_rows
 from inspect_tinker_plugin.export.options import TRAIN, LogExportOptions
-from inspect_tinker_plugin.export.pipeline import ExportProgress, ExportReport
+from inspect_tinker_plugin.export.pipeline import ExportReport, OnProgress
 from inspect_tinker_plugin.logs.index import UNREAD, Entry, Index, Reader, find_logs, index_logs
 from inspect_tinker_plugin.tasks.samples import held_out_hashes, sample_hash
 
@@ -53,7 +53,7 @@ async def export_logs(
     output: Path,
     options: LogExportOptions | None = None,
     *,
-    on_progress: Callable[[ExportProgress], None] = lambda progress: None,
+    on_progress: OnProgress = lambda done, total, failed: None,
 ) -> LogExportReport:
     """Write the conversations of logs into a folder.
 
@@ -108,16 +108,16 @@ class _LogExport:
             index, [entry for group in self._groups for entry in self._choice.order(group)]
         )
 
-    async def run(self, on_progress: Callable[[ExportProgress], None]) -> LogExportReport:
+    async def run(self, on_progress: OnProgress) -> LogExportReport:
         folder = self._folder
         folder.check_data(self._digest(), changed="the logs have changed since")
         continued = done = sum(len(group) for group in self._groups[: folder.units])
         total = sum(map(len, self._groups))
-        on_progress(ExportProgress(done, total, len(folder.failures)))
+        on_progress(done, total, len(folder.failures))
         for group in self._groups[folder.units :]:
             await self._export(group)
             done += len(group)
-            on_progress(ExportProgress(done, total, len(folder.failures)))
+            on_progress(done, total, len(folder.failures))
         return self._finish(continued)
 
     async def _export(self, group: Sequence[Entry]) -> None:

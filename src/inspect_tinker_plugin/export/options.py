@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Literal, get_args
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
-from inspect_tinker_plugin.options import EpisodeOptions, Selection, option
+from inspect_tinker_plugin.options import DatasetOptions, option
 
 if TYPE_CHECKING:
-    from inspect_ai.util import SandboxEnvironmentType
-
-    from inspect_tinker_plugin.contracts.episodes import SolverLike
     from inspect_tinker_plugin.logs.index import Entry
 
 Format = Literal["parquet", "jsonl", "arrow"]
@@ -42,20 +39,11 @@ class ExportOptions:
     layout: Layout = "chat"
     """Columns: those of this project, or those that a trainer reads."""
 
-    selection: Selection = field(default_factory=Selection)
-    """Which samples."""
-
-    solver: SolverLike | None = None
-    """Replaces the task's solver."""
+    dataset: DatasetOptions = field(default_factory=DatasetOptions)
+    """Which samples, and how their episodes begin: solver, sandbox, limits and model roles."""
 
     solver_name: str | None = None
-    """Name and arguments of ``solver``, as text; an export continues only with the same."""
-
-    sandbox: SandboxEnvironmentType | Mapping[str, str] | None = None
-    """Replaces the task's sandbox."""
-
-    episode: EpisodeOptions = field(default_factory=EpisodeOptions)
-    """Limits and model roles of the episodes."""
+    """Name and arguments of the solver, as text; an export continues only with the same."""
 
     max_samples: int = option(
         16, "Maximum number of samples to prepare in parallel, by all workers."

@@ -27,7 +27,6 @@ from inspect_tinker_plugin.export.folder import ExportFolder, Failure
 from inspect_tinker_plugin.export.layouts import Row, prompt_row, prompt_schema
 from inspect_tinker_plugin.export.options import TRAIN, ExportOptions
 from inspect_tinker_plugin.export.prompts import FirstTurns, row_of
-from inspect_tinker_plugin.options import Selection
 from inspect_tinker_plugin.processes.workers import dump, freeze_memory_once, worker_pool
 from inspect_tinker_plugin.tasks.reference import ResolvedTask, TaskRef
 from inspect_tinker_plugin.tasks.samples import select_samples
@@ -48,13 +47,8 @@ AHEAD = 3
 """Chunks of samples sent or waiting per worker."""
 
 
-@dataclass(frozen=True)
-class ExportProgress:
-    """The progress of an export."""
-
-    done: int
-    total: int
-    failed: int
+OnProgress = Callable[[int, int, int], object]
+"""Is called with how many samples are done, how many there are, and how many failed."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +68,7 @@ async def export_task(
     output: Path,
     options: ExportOptions | None = None,
     *,
-    on_progress: Callable[[ExportProgress], None] = lambda progress: None,
+    on_progress: OnProgress = lambda done, total, failed: None,
 ) -> ExportReport:
     """Write the first prompt of every chosen sample into a folder.
 
@@ -92,14 +86,14 @@ async def export_task(
     folder = ExportFolder.claim(
         output,
         identity=identity,
-        seed=_seed(options.selection),
+        seed=_seed(options.dataset.sample_shuffle),
         format=options.format,
         schema=prompt_schema(options.layout),
         overwrite=options.overwrite,
     )
     try:
         try:
-            chosen = replace(options.selection, sample_shuffle=folder.seed)
+            chosen = replace(options.dataset.selection, sample_shuffle=folder.seed)
             samples = select_samples(resolved.task, chosen)
             rows: Rows | WorkerRows
             if options.workers > 1:
@@ -128,10 +122,10 @@ async def _add_rows(
     folder: ExportFolder,
     samples: Sequence[Sample],
     rows: Rows | WorkerRows,
-    on_progress: Callable[[ExportProgress], None],
+    on_progress: OnProgress,
 ) -> None:
     """Add the rows of the samples that the folder does not have yet."""
-    on_progress(ExportProgress(folder.units, len(samples), len(folder.failures)))
+    on_progress(folder.units, len(samples), len(folder.failures))
     try:
         async with aclosing(rows.of(samples, folder.units)) as results:
             async for result in results:
@@ -139,7 +133,7 @@ async def _add_rows(
                 if not isinstance(result, Failure):
                     folder.add_row(TRAIN, result)
                 folder.end_unit(failures)
-                on_progress(ExportProgress(folder.units, len(samples), len(folder.failures)))
+                on_progress(folder.units, len(samples), len(folder.failures))
     except WorkerError as error:
         raise ExportError(
             f"{error}. {folder.units:,} of {counted(len(samples), 'sample')} are done and kept; "
@@ -171,8 +165,7 @@ def _digest(samples: Sequence[Sample]) -> str:
     return digest.hexdigest()
 
 
-def _seed(selection: Selection) -> int | None:
-    shuffle = selection.sample_shuffle
+def _seed(shuffle: bool | int | None) -> int | None:
     if shuffle is True:
         return random.SystemRandom().randrange(1, 2**31)
     return shuffle or None
@@ -180,17 +173,17 @@ def _seed(selection: Selection) -> int | None:
 
 def _identity(resolved: ResolvedTask, options: ExportOptions) -> dict[str, Any]:
     """Return what two runs must have in common for the second to continue the first."""
-    ref, task, selection = resolved.ref, resolved.task, options.selection
+    ref, task, dataset = resolved.ref, resolved.task, options.dataset
     return {
         "version": LAYOUT,
         "task": ref.spec if ref is not None else task.name,
         "task_args": _plain(ref.args if ref is not None else {}),
         "task_version": task.version,
         "solver": options.solver_name,
-        "sandbox": None if options.sandbox is None else str(options.sandbox),
-        "limit": _plain(selection.limit),
-        "sample_ids": _plain(selection.sample_ids or selection.patterns or None),
-        "shuffle": selection.sample_shuffle or False,
+        "sandbox": None if dataset.sandbox is None else str(dataset.sandbox),
+        "limit": _plain(dataset.limit),
+        "sample_ids": _plain(dataset.sample_ids or dataset.patterns or None),
+        "shuffle": dataset.sample_shuffle or False,
         "format": options.format,
         "layout": options.layout,
     }
@@ -207,7 +200,10 @@ class Rows:
         self._task = task
         self._options = options
         self._turns = FirstTurns(
-            task, options=options.episode, solver=options.solver, sandbox=options.sandbox
+            task,
+            options=options.dataset,
+            solver=options.dataset.solver,
+            sandbox=options.dataset.sandbox,
         )
 
     async def of(
@@ -327,7 +323,7 @@ async def _wait_for_rows(call: Future[list[Row | Failure]]) -> list[Row | Failur
 def _load_rows(job: bytes) -> Rows:
     ref: TaskRef
     ref, options = pickle.loads(job)
-    rows = Rows(ref.resolve(options.episode.model_roles), options)
+    rows = Rows(ref.resolve(options.dataset.model_roles), options)
     freeze_memory_once()
     return rows
 
