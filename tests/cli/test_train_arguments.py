@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from inspect_tinker_plugin.cli import train
-from inspect_tinker_plugin.cli.options import split_tasks
+from inspect_tinker_plugin.cli.train import split_tasks
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from inspect_tinker_plugin.cli.options import (
     load_task,
     output_option,
     parse_args,
-    source_options,
+    task_arguments,
 )
 from inspect_tinker_plugin.cli.reporting import (
     EXIT_INTERRUPTED,
@@ -93,7 +93,8 @@ class _Layouts(click.Choice):  # type: ignore[type-arg]  # click 8.1 has no Choi
 
 
 @click.command("export")
-@source_options
+@click.argument("sources", metavar="TASK | LOGS...", nargs=-1, required=True)
+@task_arguments
 @click.option("--from-logs", is_flag=True, help="Export the conversations of .eval logs.")
 @output_option("Folder to write to; created if missing.")
 @click.option(

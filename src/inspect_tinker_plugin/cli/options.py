@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,26 +16,18 @@ if TYPE_CHECKING:
 
     from inspect_tinker_plugin.tasks.reference import ResolvedTask
 
-_PAIR = re.compile(r"-*[A-Za-z_][\w.-]*=")
-"""How a ``KEY=VALUE`` argument begins."""
-
 Command = TypeVar("Command", bound=Callable[..., Any])
 Decorator = Callable[[Command], Command]
 
 
 def task_options(command: Command) -> Command:
-    """Add the argument and the options for a task and its arguments."""
-    return _decorated(command, [click.argument("task", metavar="TASK"), *_task_arguments()])
+    """Add the argument for a task, and the options for its arguments."""
+    return click.argument("task", metavar="TASK")(task_arguments(command))
 
 
-def tasks_options(command: Command) -> Command:
-    """Add the argument and the options for one or more tasks and their arguments."""
-    argument = click.argument("tasks", metavar="TASK...", nargs=-1, required=True)
-    return _decorated(command, [argument, *_task_arguments()])
-
-
-def _task_arguments() -> list[Any]:
-    return [
+def task_arguments(command: Command) -> Command:
+    """Add the options for the arguments of a task."""
+    options = [
         click.option(
             "-T",
             "task_args",
@@ -50,44 +41,7 @@ def _task_arguments() -> list[Any]:
             help="YAML or JSON config file with task arguments.",
         ),
     ]
-
-
-def mixed_task_options(command: Command) -> Command:
-    """Add the argument for tasks and for ``KEY=VALUE``, the options for arguments, and the shares.
-
-    :func:`split_tasks` tells the tasks from the others.
-    """
-    argument = click.argument("tasks", metavar="TASK... [KEY=VALUE]...", nargs=-1, required=True)
-    mix = click.option(
-        "--mix",
-        metavar="SHARES",
-        callback=_parse_shares,
-        help="Shares of several tasks in each batch, e.g. 5,3,2 (equal ones by default).",
-    )
-    return _decorated(command, [argument, *_task_arguments(), mix])
-
-
-def split_tasks(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split arguments into tasks and ``KEY=VALUE`` pairs; the first is always a task."""
-    pairs = [word for word in words[1:] if _PAIR.match(word)]
-    return [word for number, word in enumerate(words) if not number or word not in pairs], pairs
-
-
-def _parse_shares(
-    ctx: click.Context, param: click.Parameter, text: str | None
-) -> list[float] | None:
-    if text is None:
-        return None
-    try:
-        return [float(share) for share in text.split(",")]
-    except ValueError:
-        raise click.BadParameter(f"expected numbers such as 5,3,2, not {text!r}.") from None
-
-
-def source_options(command: Command) -> Command:
-    """Add what stands for a task or, with ``--from-logs``, for logs."""
-    sources = click.argument("sources", metavar="TASK | LOGS...", nargs=-1, required=True)
-    return _decorated(command, [sources, *_task_arguments()])
+    return _decorated(command, options)
 
 
 def test_task_options(help: str) -> Callable[[Command], Command]:

@@ -290,28 +290,17 @@ async def roll_groups(
     Returns:
         The reports of each group, in the order of the builders.
     """
-    groups = [] if groups is None else groups
-    for builder in builders:
-        await _roll_group(builder, policy_for, done, groups)
-    return groups
-
-
-async def _roll_group(
-    builder: InspectGroupBuilder,
-    policy_for: PolicyFor,
-    done: Callable[[bool], object],
-    groups: list[list[RolloutReport]],
-) -> None:
     from inspect_tinker_plugin.rl.rollouts import MemberRollout, report_rollout, roll_group
 
-    members: list[MemberRollout] = []
-    try:
-        await roll_group(builder, policy_for, done=done, members=members)
-    finally:
-        task, sample_id = builder.handle.name, builder.sample.id
-        reports = [report_rollout(each, task=task, sample_id=sample_id) for each in members]
-        if reports:
-            groups.append(_with_advantages(reports))
+    groups = [] if groups is None else groups
+    for builder in builders:
+        members: list[MemberRollout] = []
+        try:
+            await roll_group(builder, policy_for, members, done=done)
+        finally:
+            if members:
+                groups.append(_with_advantages([report_rollout(each) for each in members]))
+    return groups
 
 
 def _with_advantages(reports: Sequence[RolloutReport]) -> list[RolloutReport]:

@@ -15,7 +15,7 @@ from inspect_tinker_plugin.cli.options import (
     dataset_options,
     listening_options,
     parse_args,
-    tasks_options,
+    task_arguments,
 )
 from inspect_tinker_plugin.cli.reporting import reported
 from inspect_tinker_plugin.contracts.errors import ConfigError
@@ -28,7 +28,8 @@ SHORTEST = 16
 
 
 @click.command("serve")
-@tasks_options
+@click.argument("tasks", metavar="TASK...", nargs=-1, required=True)
+@task_arguments
 @listening_options(port=8400, sent_as="`Authorization: Bearer TOKEN`")
 @click.option("--model", metavar="NAME", help="Model that is trained: its tokenizer and renderer.")
 @click.option("--tokenizer", metavar="NAME", help="Tokenizer, if not the model's own.")

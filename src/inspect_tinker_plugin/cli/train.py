@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 import tempfile
 import time
@@ -21,10 +22,9 @@ from inspect_tinker_plugin.cli.options import (
     dataset_options,
     field_options,
     load_task,
-    mixed_task_options,
     parse_args,
     price_option,
-    split_tasks,
+    task_arguments,
     task_options,
     test_task_options,
 )
@@ -70,9 +70,36 @@ _WRITTEN: dict[str, dict[str, Any]] = {
 }
 """How options of a run are written if their type does not say it."""
 
+_PAIR = re.compile(r"-*[A-Za-z_][\w.-]*=")
+"""How a ``KEY=VALUE`` argument begins."""
+
+
+def split_tasks(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split arguments into tasks and ``KEY=VALUE`` pairs; the first is always a task."""
+    pairs = [word for word in words[1:] if _PAIR.match(word)]
+    return [word for number, word in enumerate(words) if not number or word not in pairs], pairs
+
+
+def _parse_shares(
+    ctx: click.Context, param: click.Parameter, text: str | None
+) -> list[float] | None:
+    if text is None:
+        return None
+    try:
+        return [float(share) for share in text.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"expected numbers such as 5,3,2, not {text!r}.") from None
+
 
 @click.command("train")
-@mixed_task_options
+@click.argument("tasks", metavar="TASK... [KEY=VALUE]...", nargs=-1, required=True)
+@task_arguments
+@click.option(
+    "--mix",
+    metavar="SHARES",
+    callback=_parse_shares,
+    help="Shares of several tasks in each batch, e.g. 5,3,2 (equal ones by default).",
+)
 @click.option(
     "--log-dir",
     type=click.Path(path_type=Path),

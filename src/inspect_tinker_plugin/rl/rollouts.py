@@ -36,19 +36,21 @@ class MemberRollout:
 async def roll_group(
     builder: InspectGroupBuilder,
     policy_for: PolicyFor,
+    members: list[MemberRollout],
     *,
     done: Callable[[bool], object] = lambda failed: None,
-    members: list[MemberRollout] | None = None,
-) -> list[MemberRollout]:
+) -> None:
     """Roll out a group; when one of its rollouts fails, the others continue.
 
-    Returns:
-        The rollouts, in the order of the group.
+    Args:
+        builder: The group.
+        policy_for: Makes the policy of each rollout.
+        members: Receives the rollouts, in the order of the group, also if this is interrupted.
+        done: Called after each rollout with whether it failed.
 
     Raises:
         EpisodeError: The group's reward failed, and ``on_error`` says to raise.
     """
-    members = [] if members is None else members
     envs: Sequence[Any] = await builder.make_envs()
     results: dict[int, Trajectory | Exception] = {}
     rewards: dict[int, float] = {}
@@ -77,7 +79,6 @@ async def roll_group(
             for i, result in sorted(results.items())
         ]
         await builder.cleanup()
-    return members
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,14 +130,12 @@ class RolloutReport:
         return {**asdict(replace(self, messages=())), "messages": messages}
 
 
-def report_rollout(
-    member: MemberRollout, *, task: str, sample_id: int | str | None
-) -> RolloutReport:
+def report_rollout(member: MemberRollout) -> RolloutReport:
     """Describe how an episode ended, with the cookbook's view of it."""
     env, result = member.env, member.result
     report = RolloutReport(
-        task=task,
-        sample_id=sample_id,
+        task=env.episode.prepared.name,
+        sample_id=env.episode.sample.id,
         number=member.number,
         scores={},
         metrics={},

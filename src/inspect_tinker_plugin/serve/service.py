@@ -143,7 +143,7 @@ class RolloutService:
         members: list[MemberRollout] = []
         failed: EpisodeError | None = None
         try:
-            await roll_group(builder, policy_for, members=members)
+            await roll_group(builder, policy_for, members)
         except EpisodeError as error:  # of the group's reward, which all of its members lack
             failed = error
         return [self._result(each, policies[each.env], builder.sample, failed) for each in members]
@@ -176,7 +176,7 @@ class RolloutService:
         sample: Sample,
         failed: EpisodeError | None,
     ) -> RolloutResult:
-        report = report_rollout(member, task=self.name, sample_id=sample.id)
+        report = report_rollout(member)
         policy.finish()
         if isinstance(member.result, Exception):
             error: Exception | None = member.result
