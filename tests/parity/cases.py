@@ -115,7 +115,7 @@ async def check_case(case: ParityCase, *, side: Side, expected: Trace) -> Parity
     """Run one case as an episode, and compare it with its trace under ``inspect_ai.eval``."""
     found = await RUN_SIDE[side](case.task, case.script, case.how)
     report = compare_runs(expected, found, side=side)
-    return replace(report, name=case.id, faults=case.expect.faults(expected))
+    return replace(report, sample_id=case.id, faults=case.expect.faults(expected))
 
 
 def case(

@@ -97,46 +97,39 @@ def check(**choices: Any) -> None:
     they differ, or a run shows nothing because both sides failed, the script ran out, the solver
     did not end or the policy would be the grader; 2 wrong usage.
     """
-    runs: list[Run] = []
+    reports: list[ParityReport] = []
     interrupted = False
     try:
         with quiet_stdout() as results:
             # The task is loaded before the loop starts: in a loop, Ctrl-C waits for the next step.
-            asyncio.run(_print_runs(_plan_runs(choices), runs, results, choices["as_json"]))
+            asyncio.run(_print_runs(_plan_runs(choices), reports, results, choices["as_json"]))
     except KeyboardInterrupt:
         interrupted = True
-    agreed = sum(run.report.agrees for run in runs)
+    agreed = sum(report.agrees for report in reports)
     if not choices["as_json"]:
-        click.echo(f"{counted(len(runs), 'run')}, {agreed} agree")
+        click.echo(f"{counted(len(reports), 'run')}, {agreed} agree")
     if interrupted:
         sys.exit(EXIT_INTERRUPTED)
-    if agreed < len(runs):
+    if agreed < len(reports):
         sys.exit(EXIT_ERROR)
 
 
-@dataclass(frozen=True)
-class Run:
-    """One sample on one side, compared with its eval."""
-
-    task: str
-    sample_id: int | str | None
-    side: str
-    report: ParityReport
-
-
 async def _print_runs(
-    planned: Iterable[Callable[[], Awaitable[Run]]], runs: list[Run], results: TextIO, as_json: bool
+    planned: Iterable[Callable[[], Awaitable[ParityReport]]],
+    reports: list[ParityReport],
+    results: TextIO,
+    as_json: bool,
 ) -> None:
-    """Print each run as soon as it has ended, and add it to ``runs``."""
-    for start in planned:
-        run = await start()
-        runs.append(run)
-        lines = [json.dumps(_as_json(run), ensure_ascii=False)] if as_json else _describe(run)
+    """Print the report of each run as soon as it has ended, and add it to ``reports``."""
+    for run in planned:
+        report = await run()
+        reports.append(report)
+        lines = [json.dumps(_as_json(report), ensure_ascii=False)] if as_json else _describe(report)
         for line in lines:
             click.echo(line, file=results)
 
 
-def _plan_runs(choices: dict[str, Any]) -> list[Callable[[], Awaitable[Run]]]:
+def _plan_runs(choices: dict[str, Any]) -> list[Callable[[], Awaitable[ParityReport]]]:
     """Load the task, and return what runs one sample on one side, in order."""
     from inspect_tinker_plugin.options import DatasetOptions
     from inspect_tinker_plugin.tasks.loading import find_providers
@@ -155,7 +148,7 @@ def _plan_runs(choices: dict[str, Any]) -> list[Callable[[], Awaitable[Run]]]:
     resolved = load_task(choices, options.model_roles)
     source = partial(_make_again, resolved, options.model_roles)
 
-    async def run(sample: Sample, script: Script, side: Side) -> Run:
+    async def run(sample: Sample, script: Script, side: Side) -> ParityReport:
         how = Conditions(
             options=options,
             solver=make_solver,
@@ -165,7 +158,7 @@ def _plan_runs(choices: dict[str, Any]) -> list[Callable[[], Awaitable[Run]]]:
         [report] = await check_parity_async(
             source, script=script, samples=[sample], how=how, side=side, ignore=choices["ignore"]
         )
-        return Run(resolved.task.name, sample.id, side, report)
+        return report
 
     return [
         partial(run, sample, script, side)
@@ -180,32 +173,31 @@ def _make_again(resolved: ResolvedTask, roles: Mapping[str, Any]) -> Task:
     return resolved.task if resolved.ref is None else resolved.ref.resolve(roles)
 
 
-def _describe(run: Run) -> Iterator[str]:
+def _describe(report: ParityReport) -> Iterator[str]:
     from inspect_tinker_plugin.testing.kit import describe
 
-    report = run.report
     if report.missing_grader is not None:
         yield (
-            f"{report.name}, {run.side}: cannot be compared: the policy would be the grader; "
+            f"{report.name}, {report.side}: cannot be compared: the policy would be the grader; "
             f"--model-role {report.missing_grader}=PROVIDER/MODEL"
         )
         return
     failed = "" if report.both_failed is None else f": {report.both_failed}"
-    yield f"{report.name}, {run.side}: {report.verdict}{failed} ({counted(report.turns, 'turn')})"
+    turns = counted(report.turns, "turn")
+    yield f"{report.name}, {report.side}: {report.verdict}{failed} ({turns})"
     yield from describe(report, failure=False)[1:]
     if report.uncalled_tools:
         names = ", ".join(report.uncalled_tools)
         yield f"  tools never called, so not compared: {names} (--script FILE can call them)"
 
 
-def _as_json(run: Run) -> dict[str, Any]:
+def _as_json(report: ParityReport) -> dict[str, Any]:
     from inspect_tinker_plugin.testing.traces import ABSENT
 
-    report = run.report
     return {
-        "task": run.task,
-        "sample_id": run.sample_id,
-        "side": run.side,
+        "task": report.task,
+        "sample_id": report.sample_id,
+        "side": report.side,
         "verdict": report.verdict,
         "agrees": report.agrees,
         "turns": report.turns,

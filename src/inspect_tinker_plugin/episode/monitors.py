@@ -60,7 +60,7 @@ class Monitors:
         ended = any(event.action == "terminate" for event in reports)
         for event in reports:
             if not (ended and event.status == "cancelled"):
-                path = event.path or internals.unqualified_name(event.factory)
+                path = event.path or internals.registry_unqualified_name(event.factory)
                 seen.setdefault(path, _Seen()).add(event)
         return {
             f"{MONITOR}{path}{kind}": value
@@ -130,7 +130,7 @@ def _walk(layer: Any, prefix: str, *, is_root: bool = False) -> Iterator[tuple[s
         entries = dict(layer)
     else:
         listed = layer if isinstance(layer, list) else [layer]
-        entries = {internals.unqualified_name(each["name"]): each for each in listed}
+        entries = {internals.registry_unqualified_name(each["name"]): each for each in listed}
     for name, entry in entries.items():
         path = f"{prefix}{name}"
         yield path, internals.is_protocol(entry["name"])

@@ -444,7 +444,7 @@ async def sample_sandboxes(
             with exceed(), share_setup(files, setup) as shared:
                 environments = await internals.init_sandbox_environments_sample(
                     sandboxenv_type=provider_like,
-                    task_name=internals.unqualified_name(task.name),
+                    task_name=internals.registry_unqualified_name(task.name),
                     config=spec.config,
                     files=files,
                     setup=setup,

@@ -62,7 +62,6 @@ __all__ = [
     "task_file",
     "task_run_dir",
     "unique_scorer_name",
-    "unqualified_name",
     "without_markup",
 ]
 
@@ -96,11 +95,6 @@ def bind_roles(roles: dict[str, Model | list[Model]]) -> Iterator[None]:
         yield
     finally:
         _model_roles.reset(token)
-
-
-def unqualified_name(name: str) -> str:
-    """Return a registry name without its package."""
-    return registry_unqualified_name(name)
 
 
 def scoring_in_logs(task: Task, model_roles: dict[str, Model | list[Model]]) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def _solver(prepared: PreparedTask) -> str | None:
     names = []
     for step in prepared.plan.steps:
         try:
-            names.append(internals.unqualified_name(registry_info(step).name))
+            names.append(internals.registry_unqualified_name(registry_info(step).name))
         except ValueError:
             names.append(getattr(step, "__name__", type(step).__name__))
     return ", ".join(names) or None

@@ -174,8 +174,10 @@ Verdict: TypeAlias = Literal["agrees", "differs", "both failed", "inconclusive"]
 class ParityReport:
     """The outcome for one sample."""
 
-    name: str
-    """Name of the sample."""
+    task: str = ""
+    sample_id: int | str | None = None
+    side: Side = "messages"
+    """How the episode was played."""
     differences: Sequence[Difference]
     """Where the sides disagree."""
     faults: Sequence[str] = ()
@@ -186,6 +188,11 @@ class ParityReport:
     """A model role that has to be set first: the policy would have been the grader."""
     eval_side: Trace | None = None
     episode_side: Trace | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the sample."""
+        return f"sample {self.sample_id}"
 
     @property
     def agrees(self) -> bool:
@@ -248,9 +255,9 @@ async def check_parity_async(
     Returns:
         One report per sample.
     """
-    count = len(make_task(task).dataset)
+    first = make_task(task)
     reports = []
-    for sample in range(min(samples, count)) if isinstance(samples, int) else samples:
+    for sample in range(min(samples, len(first.dataset))) if isinstance(samples, int) else samples:
         of_sample = replace(how, sample=sample)
         expected = await _attempt(run_eval(task, script, of_sample))
         found = await _attempt(RUN_SIDE[side](task, script, of_sample))
@@ -260,10 +267,10 @@ async def check_parity_async(
                 report = replace(report, both_failed=_failed_alike(expected, found))
         else:
             report = _compare_outcomes(expected, found)
-        name = sample + 1 if isinstance(sample, int) else sample.id
+        sample_id = sample + 1 if isinstance(sample, int) else sample.id
         if isinstance(expected, Trace) and expected.log is not None:
-            name = expected.log.id
-        reports.append(replace(report, name=f"sample {name}"))
+            sample_id = expected.log.id
+        reports.append(replace(report, task=first.name, sample_id=sample_id, side=side))
     return reports
 
 
@@ -279,7 +286,7 @@ def compare_runs(
     expected: Trace, found: Trace, *, side: Side, ignore: Sequence[str] = ()
 ) -> ParityReport:
     """Compare an eval's run with an episode's, but for what paths leave out."""
-    report = ParityReport(name="", differences=[], eval_side=expected, episode_side=found)
+    report = ParityReport(differences=[], eval_side=expected, episode_side=found)
     if found.grader is not None:
         return replace(report, missing_grader=found.grader)
     return replace(
@@ -295,7 +302,6 @@ def _compare_outcomes(expected: Trace | Exception, found: Trace | Exception) -> 
     outcomes = {side: _describe_outcome(run) for side, run in runs.items()}
     errors = {side: error for side, run in runs.items() if (error := _failure_to_run(run))}
     report = ParityReport(
-        name="",
         differences=[],
         eval_side=expected if isinstance(expected, Trace) else None,
         episode_side=found if isinstance(found, Trace) else None,
