@@ -7,21 +7,20 @@ import hashlib
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from inspect_ai.log import EvalSample, list_eval_logs, read_eval_log
-from inspect_ai.scorer import Score, value_to_float
+from inspect_ai.log import EvalSample, read_eval_log
 
 from inspect_rl_audit.records import ModelAttempt, name_value
 from inspect_rl_audit.stage import spread
 from inspect_tinker_plugin import ConfigError
 from inspect_tinker_plugin.cli import progress_bar, roll_groups
-from inspect_tinker_plugin.logs import RolloutStatus, figures
+from inspect_tinker_plugin.logs import RolloutStatus, figures, find_logs, reward_of
 from inspect_tinker_plugin.plugins import counted
 from inspect_tinker_plugin.tasks import task_digest
 
@@ -42,7 +41,7 @@ def read_attempts(paths: Sequence[Path], task: str) -> list[ModelAttempt]:
     """
     found: list[ModelAttempt] = []
     others: set[str] = set()
-    for path in _files(paths):
+    for path in map(Path, find_logs([str(path) for path in paths])):
         log = read_eval_log(str(path))
         if _bare(log.eval.task) != _bare(task):
             others.add(log.eval.task)
@@ -54,17 +53,6 @@ def read_attempts(paths: Sequence[Path], task: str) -> list[ModelAttempt]:
     return found
 
 
-def _files(paths: Sequence[Path]) -> Iterator[Path]:
-    for path in paths:
-        if path.is_dir():
-            for info in list_eval_logs(str(path)):
-                yield Path(info.name.removeprefix("file://"))
-        elif path.is_file():
-            yield path
-        else:
-            raise ConfigError(f"there is no log {path}")
-
-
 def _bare(task: str) -> str:
     return task.rpartition("/")[2]
 
@@ -73,7 +61,7 @@ def _attempt(sample: EvalSample, path: Path) -> ModelAttempt:
     seen = figures(sample)
     reward = seen.get("reward")
     if reward is None and sample.error is None and "reward" not in seen:
-        reward = _mean(sample.scores or {})
+        reward = reward_of(sample.scores or {})
     usage = list(sample.model_usage.values())[:1]
     tokens = seen.get("tokens") or {}
     metrics = seen.get("metrics") or {}
@@ -105,21 +93,6 @@ def _stop(sample: EvalSample) -> str:
     if sample.limit is not None:
         return f"{sample.limit.type} limit"
     return sample.output.stop_reason if sample.output.choices else "error"
-
-
-def _mean(scores: Mapping[str, Score]) -> float | None:
-    """Return the mean of all scores, as the default reward does."""
-    convert = value_to_float()
-    values: list[float] = []
-    for score in scores.values():
-        parts: list[Any] = [score.value]
-        if isinstance(score.value, Mapping):
-            parts = list(score.value.values())
-        elif isinstance(score.value, Sequence) and not isinstance(score.value, str):
-            parts = list(score.value)
-        values.append(sum(float(convert(part)) for part in parts) / max(len(parts), 1))
-    finite = [value for value in values if value == value]
-    return sum(finite) / len(finite) if finite else None
 
 
 _OF_ATTEMPTS = ("model", "local", "base_url", "tokenizer", "renderer", "max_tokens")

@@ -243,7 +243,7 @@ async def test_findings_name_logs_from_the_folder_of_the_audit(task: str, tmp_pa
         (["--model", "Qwen/Qwen3-8B"], "no TINKER_API_KEY"),
         (["--tokenizer", "x"], "--tokenizer needs --model or --local"),
         (["--model", "x", "--base-url", "http://127.0.0.1:9", "--renderer", "no"], "no"),
-        (["--logs", "/nowhere"], "no log /nowhere"),
+        (["--logs", "/nowhere"], "no log and no folder /nowhere"),
         (["--sample-id", "@/nowhere"], "cannot be read"),
     ],
     ids=str,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from inspect_tinker_plugin.logs.header import eval_spec
+from inspect_tinker_plugin.logs.index import find_logs, reward_of
 from inspect_tinker_plugin.logs.rollout import Rollout, RolloutStatus, figures, trajectory_groups
 from inspect_tinker_plugin.logs.staging import GroupSlot, LogRun
 from inspect_tinker_plugin.logs.writer import (
@@ -21,7 +22,9 @@ __all__ = [
     "close_run",
     "eval_spec",
     "figures",
+    "find_logs",
     "open_run",
+    "reward_of",
     "trajectory_groups",
     "write_group",
 ]

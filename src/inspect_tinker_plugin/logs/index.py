@@ -183,7 +183,7 @@ def _entry(summary: EvalSampleSummary, log: int, header: Log, score: str | None)
     )
 
 
-def reward_of(scores: Mapping[str, Score], path: str | None) -> float | None:
+def reward_of(scores: Mapping[str, Score], path: str | None = None) -> float | None:
     """Return a score as a number; ``None`` when it is absent or not a number.
 
     Args:
