@@ -119,10 +119,10 @@ class _Layouts(click.Choice):  # type: ignore[type-arg]  # click 8.1 has no Choi
     is_flag=True,
     help="Start again and replace the export that the folder holds, finished or not.",
 )
-@field_options(of=ExportOptions, written={"workers": {"metavar": "N"}})
+@field_options(ExportOptions, written={"workers": {"metavar": "N"}})
 @dataset_options("export", hints={"time_limit": "until its first model call"})
-@field_options(of=Choice, written=_OF_LOGS)
-@field_options(of=LogExportOptions, written=_OF_LOGS)
+@field_options(Choice, written=_OF_LOGS)
+@field_options(LogExportOptions, written=_OF_LOGS)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
 @click.pass_context
 @reported

@@ -135,22 +135,19 @@ def dataset_options(
 
 
 def field_options(
-    *names: str, of: type, written: Mapping[str, Mapping[str, Any]]
+    of: type, written: Mapping[str, Mapping[str, Any]]
 ) -> Callable[[Command], Command]:
-    """Add options that are declared as fields of a dataclass.
+    """Add all options that are declared as fields of a dataclass.
 
     Args:
-        names: The fields; all that are options if none are named.
         of: The dataclass.
         written: How they are written on the command line if their type does not say it.
     """
 
     def decorate(command: Command) -> Command:
-        declared = {each.name: each for each in options_of(of)}
         decorators: list[Any] = []
-        for name in names or declared:
-            option = declared[name]
-            decorators += _options(option, option.help, option.default, written.get(name, {}))
+        for each in options_of(of):
+            decorators += _options(each, each.help, each.default, written.get(each.name, {}))
         return _decorated(command, decorators)
 
     return decorate

@@ -107,7 +107,7 @@ def _parse_shares(
     help="Folder of the run; one with an interrupted run continues it. By default a new one in "
     "./logs.",
 )
-@field_options(of=TrainRequest, written=_WRITTEN)
+@field_options(TrainRequest, written=_WRITTEN)
 @click.option(
     "--eval-arg",
     "eval_args",

@@ -206,8 +206,6 @@ def use_tool_executor(
     if executor is None:
         yield
         return
-    from inspect_tinker_plugin import inspect_internals
-
     inspect_internals.route_tool_calls(_router)
     token = _active.set((executor, scope))
     try:
