@@ -175,7 +175,9 @@ class ParityReport:
     """The outcome for one sample."""
 
     task: str = ""
+    """Name of the task."""
     sample_id: int | str | None = None
+    """Id of the sample."""
     side: Side = "messages"
     """How the episode was played."""
     differences: Sequence[Difference]
