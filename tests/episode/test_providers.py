@@ -20,7 +20,7 @@ from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelOutput
 from inspect_ai.scorer import Score, Scorer, Target, accuracy, match, scorer
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
-from inspect_ai.util import ExecResult, SandboxEnvironmentSpec, sandbox
+from inspect_ai.util import ExecResult, SandboxEnvironmentSpec, sandbox, subprocess
 from tests.episode import sandbox_folder
 from tests.episode.sandbox_folder import Counted
 from tests.functions import make_solver
@@ -372,6 +372,49 @@ async def test_no_command_outlives_its_episode(provider: str, how: str, tmp_path
     assert {each for each in asyncio.all_tasks() - before if "sleep" in repr(each)} == set()
     async with asyncio.timeout(60):  # a process that was killed is there for a moment
         await ended(mark)
+
+
+@make_solver
+async def leaves_orphans(
+    state: TaskState, generate: Generate, mark: str, made: list[asyncio.Task[Any]]
+) -> TaskState:
+    """Use up Inspect's places for subprocesses with commands whose children survive them."""
+    command = ["sh", "-c", f"sleep {mark} & wait"]
+    places = range(os.cpu_count() or 1)
+    made.extend(asyncio.create_task(sandbox().exec(command, cwd="/")) for _ in places)
+    await until(lambda: runs(mark))
+    return state
+
+
+@pytest.mark.parametrize("provider", ["local", sandbox_folder.PROVIDER])
+async def test_what_survives_a_command_does_not_hold_its_place(
+    provider: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plugin of ``docker`` does, if that is ended while it starts: it keeps the output open."""
+
+    async def execute(box: Counted, cmd: list[str], *_: Any, **__: Any) -> ExecResult[str]:
+        return await subprocess(cmd)
+
+    async def end_them(*args: Any) -> None:
+        await subprocess(["pkill", "-f", mark])
+        sandbox_folder.alive.clear()
+
+    mark = str(10**6 + uuid.uuid4().int % 10**9)
+    monkeypatch.setattr("inspect_tinker_plugin.episode.boundaries.CANCEL_GRACE", 2.5)
+    monkeypatch.setattr(Counted, "exec", execute)
+    monkeypatch.setattr(Counted, "sample_cleanup", end_them)
+    made: list[asyncio.Task[Any]] = []
+    sample = Sample(id=1, input="?", target="!")
+    task = Task(dataset=[sample], solver=leaves_orphans(mark, made), sandbox=provider)
+    async with asyncio.timeout(120):
+        result = await EpisodeRunner(task).episode(sample).start()
+        await end_them()
+        await ended(mark)
+    assert isinstance(result, EpisodeResult)
+    assert result.error is None
+    assert [command.done() for command in made] == [True] * len(made)
+    for command in made:
+        command.cancelled() or command.exception()
 
 
 async def unwilling(box: Counted, cmd: list[str], *args: Any, **kwargs: Any) -> ExecResult[str]:

@@ -270,8 +270,11 @@ class OnThisMachine:
                 await _wait_or_kill(work, folder, began, timeout)
             except asyncio.CancelledError:
                 work.cancel()
-                with anyio.CancelScope(shield=True):
-                    await _wait_or_kill(work, folder, began, 0)
+                try:
+                    with anyio.CancelScope(shield=True):
+                        await _wait_or_kill(work, folder, began, 0)
+                finally:
+                    work.cancel()  # again, if this was given up: see bounded()
                 raise
             return work.result()
 

@@ -79,8 +79,10 @@ async def bounded(
     """Await somebody's code in a separate task, for a limited time.
 
     A time-out alone limits only code that can be cancelled. Code that has not ended within the
-    grace period after its cancellation is abandoned. It is cancelled once, however often the caller
-    is: anyio cancels who waits in ``asyncio.gather`` over and over, which would cut off clean-up.
+    grace period after its cancellation is abandoned. Until then it is cancelled once, however often
+    the caller is: anyio cancels who waits in ``asyncio.gather`` over and over, which would cut off
+    clean-up. When it is abandoned it is cancelled again, which ends a clean-up that waits without
+    end and holds what others wait for: one of Inspect's places for subprocesses, say.
 
     Args:
         work: A coroutine.
@@ -110,6 +112,7 @@ async def bounded(
         if not task.done():
             _abandoned.add(task)
             task.add_done_callback(_forget)
+            task.cancel()
         elif not task.cancelled():
             task.exception()  # who was cancelled meanwhile does not ask for it
     if late and (not task.done() or task.cancelled()):
