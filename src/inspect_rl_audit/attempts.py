@@ -7,7 +7,7 @@ import hashlib
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from inspect_ai.log import EvalSample, read_eval_log
+from inspect_ai.model import ModelUsage
 
 from inspect_rl_audit.records import ModelAttempt, name_value
 from inspect_rl_audit.stage import spread
@@ -22,15 +23,19 @@ from inspect_tinker_plugin import ConfigError
 from inspect_tinker_plugin.cli import progress_bar, roll_groups
 from inspect_tinker_plugin.logs import RolloutStatus, figures, find_logs, reward_of
 from inspect_tinker_plugin.plugins import counted
-from inspect_tinker_plugin.tasks import task_digest
+from inspect_tinker_plugin.tasks import select_samples, task_digest
+from inspect_tinker_plugin.train import EpisodeCost
 
 if TYPE_CHECKING:
     from tinker_cookbook.completers import TokenCompleter
 
     from inspect_tinker_plugin.options import DatasetOptions
     from inspect_tinker_plugin.rl import InspectRLDataset
-    from inspect_tinker_plugin.tasks import ResolvedTask, SelectedSamples
+    from inspect_tinker_plugin.tasks import ResolvedTask
     from tinker_local import LocalServer
+
+ATTEMPTS = "attempts"
+"""Folder of the attempts that the audit sampled, below the audit's."""
 
 
 def read_attempts(paths: Sequence[Path], task: str) -> list[ModelAttempt]:
@@ -41,47 +46,29 @@ def read_attempts(paths: Sequence[Path], task: str) -> list[ModelAttempt]:
     """
     found: list[ModelAttempt] = []
     others: set[str] = set()
-    for path in map(Path, find_logs([str(path) for path in paths])):
-        log = read_eval_log(str(path))
-        if _bare(log.eval.task) != _bare(task):
+    for file in map(Path, find_logs([str(path) for path in paths])):
+        log = read_eval_log(str(file))
+        if log.eval.task.rpartition("/")[2] == task.rpartition("/")[2]:
+            found += [_attempt(sample, file) for sample in log.samples or []]
+        else:
             others.add(log.eval.task)
-            continue
-        found += [_attempt(sample, path) for sample in log.samples or []]
     if not found:
         seen = f"; there are logs of {', '.join(sorted(others))}" if others else ""
         raise ConfigError(f"no log in {', '.join(map(str, paths))} is of task {task!r}{seen}")
     return found
 
 
-def _bare(task: str) -> str:
-    return task.rpartition("/")[2]
-
-
 def _attempt(sample: EvalSample, path: Path) -> ModelAttempt:
     seen = figures(sample)
     reward = seen.get("reward")
-    if reward is None and sample.error is None and "reward" not in seen:
+    if "reward" not in seen and sample.error is None:
         reward = reward_of(sample.scores or {})
-    usage = list(sample.model_usage.values())[:1]
-    tokens = seen.get("tokens") or {}
-    metrics = seen.get("metrics") or {}
-    replies = [message for message in sample.messages if message.role == "assistant"]
     return ModelAttempt(
         sample=sample.id,
         group=f"{path.name}/{sample.id}",
         reward=None if reward is None else float(reward),
         stop=str(seen.get("stop_reason") or _stop(sample)),
-        turns=int(seen.get("turns") or len(replies)),
-        input_tokens=sum(u.input_tokens for u in usage),
-        output_tokens=sum(u.output_tokens for u in usage),
-        cached_tokens=sum(u.input_tokens_cache_read or 0 for u in usage),
-        trained_tokens=tokens.get("trained"),
-        seconds=float(sample.total_time or 0.0),
-        sandbox_seconds=sum(
-            float(v)
-            for k, v in metrics.items()
-            if k.startswith("sandbox/") and k.endswith("_s") and isinstance(v, int | float)
-        ),
+        cost=_cost(sample, seen),
         failed=sample.error is not None or seen.get("error_cause") is not None,
         log=str(path.absolute()),
         epoch=sample.epoch,
@@ -95,8 +82,29 @@ def _stop(sample: EvalSample) -> str:
     return sample.output.stop_reason if sample.output.choices else "error"
 
 
-_OF_ATTEMPTS = ("model", "local", "base_url", "tokenizer", "renderer", "max_tokens")
-"""Options that change what attempts say."""
+def _cost(sample: EvalSample, seen: Mapping[str, Any]) -> EpisodeCost:
+    turns = int(seen.get("turns") or sum(m.role == "assistant" for m in sample.messages))
+    usage = next(iter(sample.model_usage.values()), ModelUsage())
+    # of prompts that grow evenly from p to n·p, the sum is p·n(n+1)/2 and the last is n·p
+    known = round(usage.input_tokens * (1 - 2 / (turns + 1))) if turns > 1 else 0
+    cached = usage.input_tokens_cache_read or known
+    read = usage.input_tokens - cached
+    trained = (seen.get("tokens") or {}).get("trained")
+    in_sandbox = [
+        float(value)
+        for name, value in (seen.get("metrics") or {}).items()
+        if name.startswith("sandbox/") and name.endswith("_s") and isinstance(value, int | float)
+    ]
+    return EpisodeCost(
+        turns=turns,
+        prefilled=read,
+        cached=cached,
+        sampled=usage.output_tokens,
+        trained=read + usage.output_tokens if trained is None else trained,
+        sandbox_seconds=sum(in_sandbox),
+        seconds=float(sample.total_time or 0.0),
+        exact=True,
+    )
 
 
 def roll_out(
@@ -112,11 +120,15 @@ def roll_out(
     from inspect_tinker_plugin import freeze_memory
     from inspect_tinker_plugin.logs import assemble_pending
     from inspect_tinker_plugin.rl import build_dataset, make_renderer, no_key, tinker_policy
-    from inspect_tinker_plugin.tasks import select_samples
 
     samples = select_samples(resolved.task, options.selection)
     logs = folder / _digest(choices, options, resolved)
-    wanted = _missing(samples, choices, logs, resolved)
+    done: Counter[int | str] = Counter()
+    if any(logs.glob("*.eval")):
+        seen = read_attempts([logs], resolved.task.name)
+        done.update(attempt.sample for attempt in seen if not attempt.cut)
+    chosen = spread(range(len(samples)), choices["samples"])
+    wanted = [n for n in chosen if done[samples[n].id or 0] < choices["episodes"]]
     if not wanted:
         return logs
     if not choices["local"]:
@@ -157,23 +169,14 @@ def roll_out(
 def _digest(choices: dict[str, Any], options: DatasetOptions, resolved: ResolvedTask) -> str:
     """Return a name for the attempts of one model with these options."""
     asked = [
-        *(choices[name] for name in _OF_ATTEMPTS),
+        *(
+            choices[n]
+            for n in ("model", "local", "base_url", "tokenizer", "renderer", "max_tokens")
+        ),
         task_digest(resolved.task),
         *(name_value(value) for value in (resolved.ref, options)),
     ]
     return hashlib.sha256(json.dumps(asked, default=str).encode()).hexdigest()[:12]
-
-
-def _missing(
-    samples: SelectedSamples, choices: dict[str, Any], logs: Path, resolved: ResolvedTask
-) -> list[int]:
-    """Return the positions of the chosen samples that have fewer attempts than asked for."""
-    done: Counter[int | str] = Counter()
-    if any(logs.glob("*.eval")):
-        seen = read_attempts([logs], resolved.task.name)
-        done.update(attempt.sample for attempt in seen if not attempt.cut)
-    chosen = spread(range(len(samples)), choices["samples"])
-    return [n for n in chosen if done[samples[n].id or 0] < choices["episodes"]]
 
 
 async def _roll(dataset: InspectRLDataset, policy: TokenCompleter) -> list[str]:
@@ -208,9 +211,8 @@ def _model(choices: dict[str, Any], folder: Path) -> Iterator[tuple[str, LocalSe
         make_tiny_model,
     )
 
-    model = choices["model"] or str(
-        make_tiny_model(folder / "tiny-model", tokenizer=tokenizer_path())
-    )
+    tiny = folder / "tiny-model"
+    model = choices["model"] or str(make_tiny_model(tiny, tokenizer=tokenizer_path()))
     check_reply_length(model, choices["max_tokens"])
     settings = LocalSettings(sample_batch=min(64, max(8, 4 * choices["episodes"])))
     state = folder / SERVER_FOLDER

@@ -10,36 +10,22 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 
-from inspect_rl_audit.policies import Play, PolicyReply, targets
+from inspect_rl_audit.policies import FORMS, Play, PolicyReply, targets
 from inspect_rl_audit.records import EpisodeRecord, Finding, ModelAttempt, PolicyKind
 from inspect_rl_audit.stage import Stage
 from inspect_tinker_plugin import ConfigError
-from inspect_tinker_plugin.rewards import RewardSpec
-from inspect_tinker_plugin.tasks import Selection
+from inspect_tinker_plugin.options import DatasetOptions
 
 T = TypeVar("T")
-
-_SCRIPTED = ("mockllm", "scripted")
-"""Providers whose models say what a test wants: as judges, they do not judge."""
 
 TINY = 1e-6
 """Rewards closer than this count as equal."""
 
-
-SAMPLES = 8
-"""Number of samples for the expensive probes."""
-
-WIDE = 200
-"""Number of samples that are examined with one or two episodes each."""
-
-WIDE_IN_SANDBOX = 40
-"""The same for tasks whose samples need a sandbox each."""
-
-SLOW_SCORING = 10.0
-"""Seconds that scoring may usually take."""
-
 DEFAULT_BUDGET = ("1500", "20m")
 """Episodes and minutes of one run."""
+
+_SCRIPTED = ("mockllm", "scripted")
+"""Providers whose models say what a test wants: as judges, they do not judge."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,17 +38,15 @@ class AuditOptions:
     probes: Sequence[str | Probe] = ()
     """Probes, or expressions that name them; every installed probe when empty."""
 
-    selection: Selection = field(default_factory=Selection)
-    """Samples of the task that are audited."""
+    dataset: DatasetOptions = field(default_factory=DatasetOptions)
+    """Samples, reward, solver, sandbox and models, as for training."""
 
-    samples: int = SAMPLES
+    samples: int = 8
     """Number of samples for the expensive probes."""
 
     wide: int | None = None
-    """Samples that are played once with and once without the answer; `WIDE` if not given."""
-
-    reward: RewardSpec = "mean"
-    """How scores become a reward."""
+    """Samples that are played once with and once without the answer; by default 200, and 40 if
+    they need a sandbox each."""
 
     gold: str | None = None
     """Field of the metadata, or shell script, with the right answer; the target if not given."""
@@ -76,7 +60,7 @@ class AuditOptions:
     prompt_tokens: int | None = None
     """Maximum tokens of a prompt."""
 
-    slow_scoring: float = SLOW_SCORING
+    slow_scoring: float = 10.0
     """Seconds that scoring one episode may usually take; one policy's may take three times as
     long."""
 
@@ -92,12 +76,6 @@ class AuditOptions:
     test_samples: Sequence[Sample] = ()
     """Samples of the test task."""
 
-    runner_options: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword arguments of `EpisodeRunner`: solver, sandbox …"""
-
-    episode_options: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `EpisodeOptions`: model_roles, max_sandboxes …"""
-
 
 @dataclass(frozen=True)
 class Gold:
@@ -109,8 +87,8 @@ class Gold:
     @property
     def script(self) -> Path | None:
         """The script, if one was named."""
-        path = Path(self.source) if self.source else None
-        return path if path is not None and path.suffix == ".sh" and path.is_file() else None
+        path = Path(self.source or "")
+        return path if path.suffix == ".sh" and path.is_file() else None
 
     def of(self, sample: Sample) -> str | None:
         """Return the named answer; ``None`` if it is the target."""
@@ -191,6 +169,10 @@ class Reference:
         """Whether the right answer earns the full reward on some sample."""
         return any(self.is_full(record.reward) for record in self.gold.values())
 
+    def write(self, answer: str) -> str:
+        """Write an answer in the form that pays."""
+        return FORMS[self.form](answer)
+
     def null_of(self, sample: Sample) -> EpisodeRecord | None:
         """Return the episode of the policy without an answer."""
         return None if sample.id is None else self.null.get(sample.id)
@@ -208,13 +190,19 @@ class Reference:
         """Whether a reward is the full one."""
         return reward is not None and reward >= self.full - TINY
 
+    def full_of(self, records: Sequence[EpisodeRecord]) -> list[EpisodeRecord]:
+        """Return the episodes that earned the full reward."""
+        return [record for record in records if self.is_full(record.reward)]
+
     def beats_null(self, record: EpisodeRecord) -> bool:
         """Whether an episode earned more than an honest policy without an answer."""
-        if record.reward is None:
-            return False
-        null = self.null.get(record.sample)
-        base = null.reward if null is not None and null.reward is not None else 0.0
-        return record.reward > max(base, 0.0) + TINY
+        return beats(record, self.null.get(record.sample))
+
+
+def beats(record: EpisodeRecord, honest: EpisodeRecord | None) -> bool:
+    """Whether an episode earned more than an honest one, and more than nothing."""
+    base = honest.reward if honest is not None and honest.reward is not None else 0.0
+    return record.reward is not None and record.reward > max(base, 0.0) + TINY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,6 +230,9 @@ class AuditContext:
     reference: Reference
     """The rewards of honest policies."""
 
+    gold: Gold
+    """Where the right answers come from."""
+
     folder: Path
     """The audit's folder; a probe may write its own files below it."""
 
@@ -259,10 +250,6 @@ class AuditContext:
     def some(self, items: Sequence[T], count: int) -> Sequence[T]:
         """Return the first of samples or plays, and half as many if each needs a sandbox."""
         return items[: max(1, count // 2) if self.boxed else count]
-
-    def gold_of(self, sample: Sample) -> str | None:
-        """Return the answer that ``--gold`` names; ``None`` if that is the target."""
-        return Gold(self.options.gold).of(sample)
 
     async def play(
         self,

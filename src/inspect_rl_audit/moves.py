@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from shlex import join, quote
-from typing import Any
 
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelOutput
@@ -36,7 +34,7 @@ TOOLS = "tools"
 EXEC = "exec"
 """The attacker runs commands in the sandbox, although the task has no tool for it."""
 
-SECONDS = 20
+_SECONDS = 20
 """Seconds that a script may take."""
 
 _ATTACKS = Path(__file__).with_name("attacks")
@@ -45,55 +43,33 @@ _COMMAND = ("cmd", "command", "commands", "script", "bash", "shell_command")
 _CODE = ("code", "python", "source", "program")
 
 
-@dataclass(frozen=True)
-class Hand:
-    """A tool that runs commands or code."""
-
-    tool: ToolInfo
-    parameter: str
-    python: bool
-
-
-def find_hand(tools: Sequence[ToolInfo]) -> Hand | None:
-    """Return the tool with which a policy can run commands, preferably a shell."""
-    hands = []
+def command_call(tools: Sequence[ToolInfo], script: str) -> ModelOutput | None:
+    """Call the tool that runs a shell script, preferably a shell; ``None`` without such a tool."""
+    found: dict[bool, tuple[ToolInfo, str]] = {}
     for tool in tools:
         for name, schema in tool.parameters.properties.items():
-            if schema.type not in ("string", None):
-                continue
-            if name in _CODE and not re.search("bash|shell", tool.name):
-                hands.append(Hand(tool, name, python=True))
-            elif name in (*_COMMAND, *_CODE):
-                hands.append(Hand(tool, name, python=False))
-    return min(hands, key=lambda hand: hand.python, default=None)
-
-
-def runs_commands(tools: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether one of these tools, as records keep them, runs commands."""
-    return find_hand([ToolInfo.model_validate(tool) for tool in tools]) is not None
-
-
-def act(shell: str, request: TurnRequest) -> ModelOutput | None:
-    """Call the tool that runs a shell script; ``None`` when there is no such tool."""
-    hand = find_hand(request.tools)
-    if hand is None:
+            if schema.type in ("string", None) and name in (*_COMMAND, *_CODE):
+                python = name in _CODE and not re.search("bash|shell", tool.name)
+                found.setdefault(python, (tool, name))
+    if not found:
         return None
-    text = shell
-    if hand.python:
-        packed = base64.b64encode(shell.encode()).decode()
-        text = (
+    python = False not in found
+    tool, parameter = found[python]
+    if python:
+        packed = base64.b64encode(script.encode()).decode()
+        script = (
             "import base64, subprocess\n"
             f"script = base64.b64decode('{packed}').decode()\n"
             "done = subprocess.run(['sh', '-c', script], capture_output=True, text=True)\n"
             "print(done.stdout, done.stderr)"
         )
-    return use_tool(hand.tool.name, {**made_up(hand.tool), hand.parameter: text})
+    return use_tool(tool.name, {**made_up(tool), parameter: script})
 
 
-async def run_in_sandbox(shell: str, seconds: int = SECONDS) -> str:
+async def run_in_sandbox(script: str, seconds: int = _SECONDS) -> str:
     """Run a script in the running sample's sandbox; errors are part of the answer."""
     try:
-        done = await sandbox().exec(["sh", "-c", shell], timeout=seconds)
+        done = await sandbox().exec(["sh", "-c", script], timeout=seconds)
     except Exception as error:
         # the boundary of an attack: the task wants the sandbox to refuse it
         return f"{type(error).__name__}: {error}"
@@ -115,15 +91,12 @@ def read_attack(file: str) -> str:
     return (_ATTACKS / file).read_text(encoding="utf-8")
 
 
-# playing them
-
-
 def play_script(
     policy: str,
     sample: Sample,
     script: str,
     finish: PolicyReply | None = None,
-    seconds: int = SECONDS,
+    seconds: int = _SECONDS,
 ) -> Play:
     """Return an episode in which a script is run in either way, before it answers."""
 
@@ -141,10 +114,9 @@ def through_tools(script: str, finish: PolicyReply) -> PolicyReply:
 
     def reply(request: TurnRequest, notes: Notes) -> ModelOutput | None:
         if not notes.get("acted"):
-            output = act(script, request)
-            if output is not None:
+            if call := command_call(request.tools, script):
                 notes["acted"] = TOOLS
-                return output
+                return call
         elif "output" not in notes and notes["acted"] == TOOLS:
             results = [message.text for message in request.messages if message.role == "tool"]
             notes["output"] = _shorten(results[-1] if results else "")

@@ -9,28 +9,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from inspect_ai.dataset import Sample
-from inspect_ai.model import ModelOutput, ModelUsage
+from inspect_ai.model import ModelOutput
 from inspect_ai.solver import TaskState
 from inspect_ai.tool import ToolInfo
 
-from inspect_rl_audit.records import PolicyKind, episode_key
+from inspect_rl_audit.records import Key, PolicyKind
 from inspect_tinker_plugin import TurnRequest
-
-MOST_TURNS = 16
-"""Model calls after which a scripted policy gives up."""
-
-
-_PROMPT = 100_000
-"""Characters of the first prompt that are kept."""
-
 
 Notes = dict[str, Any]
 """Notes of one episode's policy and moves, as JSON."""
 
-
 PolicyReply = Callable[[TurnRequest, Notes], ModelOutput | None]
 """Answers a model call; ``None`` when the policy has nothing more to say."""
-
 
 Move = Callable[[TaskState, Notes], Awaitable[None]]
 """An attacker's action inside the episode, before the solver starts or after it has ended."""
@@ -44,13 +34,8 @@ class Play:
     """Name of the policy; together with the sample it determines what is played."""
 
     sample: Sample
-    """The sample."""
-
     reply: PolicyReply
-    """The policy's replies."""
-
     kind: PolicyKind = "other"
-    """Kind of the policy."""
 
     repeat: int = 1
     """Number among identical plays."""
@@ -65,44 +50,10 @@ class Play:
     """Seconds that the policy takes for each reply."""
 
     @property
-    def key(self) -> str:
-        """Key of this play within its audit."""
+    def key(self) -> Key:
+        """Key of its episode within an audit."""
         assert self.sample.id is not None
-        return episode_key(self.policy, self.sample.id, self.repeat)
-
-
-class Actor:
-    """Plays one policy in one episode."""
-
-    def __init__(self, play: Play, notes: Notes) -> None:
-        self._play = play
-        self.notes = notes
-        self.turns = 0
-        self.tools: tuple[str, ...] = ()
-        self.usage = ModelUsage()
-        self.gave_up = False
-
-    def answer(self, request: TurnRequest) -> ModelOutput | None:
-        if self.turns == 0:
-            self.tools = tuple(tool.name for tool in request.tools)
-            self.notes["prompt"] = shown(request)[:_PROMPT]
-            self.notes["tools"] = [
-                tool.model_dump(mode="json", exclude_none=True) for tool in request.tools
-            ]
-        output = self._play.reply(request, self.notes) if self.turns < MOST_TURNS else None
-        if output is None:
-            self.gave_up = True
-            return None
-        for number, call in enumerate(output.message.tool_calls or []):
-            call.id = f"audit_{self.turns}_{number}"
-        read = sum(len(message.text) for message in request.messages) // 4 + 1
-        written = len(output.completion) // 4 + 1
-        output.usage = ModelUsage(
-            input_tokens=read, output_tokens=written, total_tokens=read + written
-        )
-        self.usage = self.usage + output.usage
-        self.turns += 1
-        return output
+        return self.policy, self.sample.id, self.repeat
 
 
 def shown(request: TurnRequest) -> str:
@@ -146,28 +97,27 @@ def submit_tool(tools: Sequence[ToolInfo]) -> tuple[str, str] | None:
     return None
 
 
-def give(text: str, request: TurnRequest) -> ModelOutput:
-    """Say a text, through the tool that takes answers if there is one."""
-    taker = submit_tool(request.tools)
-    if taker is None:
-        return ModelOutput.from_content("scripted", text)
-    return use_tool(taker[0], {taker[1]: text})
-
-
 def use_tool(name: str, arguments: dict[str, Any]) -> ModelOutput:
     """Call a tool, and say nothing beside the call."""
     return ModelOutput.for_tool_call("scripted", name, arguments, content="")
 
 
 def always(text: str | Callable[[TurnRequest], str]) -> PolicyReply:
-    """Give one answer, and repeat it if asked again, until the solver seems to loop."""
+    """Give one answer, through the tool that takes answers if there is one.
+
+    It is repeated if asked again, until the solver seems to loop.
+    """
 
     def reply(request: TurnRequest, notes: Notes) -> ModelOutput | None:
         said = notes.setdefault("said", 0)
         if said >= 4:
             return None
         notes["said"] = said + 1
-        return give(text if isinstance(text, str) else text(request), request)
+        answer = text if isinstance(text, str) else text(request)
+        taker = submit_tool(request.tools)
+        if taker is None:
+            return ModelOutput.from_content("scripted", answer)
+        return use_tool(taker[0], {taker[1]: answer})
 
     return reply
 
@@ -194,20 +144,26 @@ def choice_texts(sample: Sample) -> list[str] | None:
             found.append(choices[position])
         elif text in (choice.strip() for choice in choices):
             found.append(text)
-        elif all(c.isalpha() or c in ", " for c in text) and (several := _several(text, choices)):
+        elif several := _named_by_letters(text, choices):
             found += several
         else:
             return None
     return found
 
 
-def _several(text: str, choices: Sequence[str]) -> list[str]:
+def _named_by_letters(text: str, choices: Sequence[str]) -> list[str]:
     """Return the choices named by letters in one target, such as ``A,C`` or ``AC``."""
-    letters = re.sub(r"[ ,]", "", text).upper()
-    places = [ord(letter) - ord("A") for letter in letters]
+    places = [ord(letter) - ord("A") for letter in re.sub(r"[ ,]", "", text).upper()]
     if len(set(places)) < len(places) or not all(0 <= p < len(choices) for p in places):
         return []
     return [choices[place] for place in places]
+
+
+def letters_of(sample: Sample) -> list[str]:
+    """Return the letters of the right choices, as the dataset has them."""
+    choices = sample.choices or []
+    right = choice_texts(sample) or []
+    return [chr(ord("A") + choices.index(text)) for text in right if text in choices]
 
 
 def letter_of(choice: str, choices: Sequence[str], request: TurnRequest) -> str:
@@ -249,15 +205,8 @@ def _value(schema: Any) -> Any:
         return schema.default
     if schema.anyOf:
         return _value(schema.anyOf[0])
-    simple: dict[str, Any] = {
-        "integer": 1,
-        "number": 1.0,
-        "boolean": True,
-        "array": [],
-        "object": {},
-        "null": None,
-    }
-    return simple.get(schema.type or "string", "answer")
+    simple = {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}, "null": None}
+    return simple.get(schema.type, "answer")
 
 
 def holds(text: str, part: str) -> bool:

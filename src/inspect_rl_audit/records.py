@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
 from inspect_tinker_plugin import ConfigError
+from inspect_tinker_plugin.plugins import part_of
 from inspect_tinker_plugin.processes import Journal
 from inspect_tinker_plugin.tasks import describe_part
+from inspect_tinker_plugin.train import EpisodeCost
 
 JOURNAL = "journal.jsonl"
 """Episodes of an unfinished audit; the next run continues with it."""
@@ -22,23 +23,33 @@ JOURNAL = "journal.jsonl"
 FINISHED = "episodes.jsonl"
 """Episodes of a finished audit."""
 
-ATTEMPTS = "attempts"
-"""Folder of the attempts of a real model that the audit sampled, below the audit's."""
-
 PolicyKind = Literal["unknowing", "right", "reworded", "other"]
 """What a policy does: it says that it has no answer, gives the right one, gives it in unusual words
 or in another of its forms, or does anything else. What that earns is a reward for nothing."""
 
 
+Key = tuple[str, int | str, int]
+"""Policy, sample and repeat: what an episode is known by within its audit."""
+
+
+class Shown:
+    """An episode that shows a finding: of a scripted policy, or of a real model."""
+
+    sample: int | str
+
+    def evidence(self, **more: Any) -> dict[str, Any]:
+        """Return the part of a finding that says where to look."""
+        names = ("log", "sample", "epoch", "policy", "reward", "error")
+        given = {name: getattr(self, name, None) for name in names}
+        return {name: value for name, value in given.items() if value is not None} | more
+
+
 @dataclass(frozen=True, kw_only=True)
-class EpisodeRecord:
+class EpisodeRecord(Shown):
     """One episode of a scripted policy, as probes read it; plain data."""
 
     policy: str
-    """Name of the policy."""
-
     kind: PolicyKind = "other"
-    """Kind of the policy."""
 
     sample: int | str
     """Id of the sample."""
@@ -64,15 +75,6 @@ class EpisodeRecord:
     turns: int = 0
     """Model calls that were answered."""
 
-    tools: tuple[str, ...] = ()
-    """Names of the tools offered at the first call."""
-
-    input_tokens: int = 0
-    """Prompt tokens of all calls together, estimated."""
-
-    output_tokens: int = 0
-    """Tokens that the policy said, estimated."""
-
     seconds: float = 0.0
     """Seconds from start to end."""
 
@@ -80,7 +82,7 @@ class EpisodeRecord:
     """Of these, seconds in the scorers."""
 
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """Notes of the policy and its moves: the first prompt, what was found, …"""
+    """Notes of the policy and its moves: the first prompt and its tools, what was found, …"""
 
     log: str | None = None
     """The ``.eval`` file that holds the episode, below the audit's folder."""
@@ -89,19 +91,28 @@ class EpisodeRecord:
     """Its epoch in that file."""
 
     @property
-    def key(self) -> str:
+    def key(self) -> Key:
         """Key of this episode within its audit."""
-        return episode_key(self.policy, self.sample, self.repeat)
+        return self.policy, self.sample, self.repeat
 
-    def evidence(self, **more: Any) -> dict[str, Any]:
-        """Return the part of a finding that says where to look."""
-        names = ("log", "sample", "epoch", "policy", "reward", "error")
-        given = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in given.items() if value is not None} | more
+    @property
+    def prompt(self) -> str:
+        """What the model read at the first call."""
+        return str(self.notes.get("prompt", ""))
+
+    @property
+    def tools(self) -> tuple[str, ...]:
+        """Names of the tools offered at the first call."""
+        return tuple(tool["name"] for tool in self.notes.get("tools", []))
+
+    @property
+    def output(self) -> str:
+        """What an attacker's script printed."""
+        return str(self.notes.get("output", ""))
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelAttempt:
+class ModelAttempt(Shown):
     """One episode of a real model."""
 
     sample: int | str
@@ -109,29 +120,12 @@ class ModelAttempt:
     """Log and sample: attempts with the same group are compared with each other."""
     reward: float | None
     stop: str
-    turns: int
-    input_tokens: int
-    output_tokens: int
-    cached_tokens: int
-    trained_tokens: int | None
-    """Tokens of the training sequences, if they were counted."""
-    seconds: float
-    sandbox_seconds: float
+    cost: EpisodeCost
     failed: bool
     log: str
     epoch: int
     cut: bool = False
     """Whether it was stopped before its end, since sampling failed or its group was given up."""
-
-    def evidence(self, **more: Any) -> dict[str, Any]:
-        """Return the part of a finding that says where to look."""
-        given = {"log": self.log, "sample": self.sample, "epoch": self.epoch}
-        return {**given, **({} if self.reward is None else {"reward": self.reward}), **more}
-
-
-def episode_key(policy: str, sample: int | str, repeat: int) -> str:
-    """Return an episode's key within an audit; 7 and "7" are two samples."""
-    return json.dumps([policy, sample, repeat])
 
 
 class AuditJournal:
@@ -147,7 +141,6 @@ class AuditJournal:
 
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
         self._journal = Journal(folder / JOURNAL)
-        self.records: dict[str, EpisodeRecord] = {}
         identity = json.loads(json.dumps(identity, default=str))
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -161,9 +154,8 @@ class AuditJournal:
                 f"{folder} holds another audit (of another task, or with other "
                 "options): give another folder with --out, or start again with --overwrite"
             )
-        for fields in lines[1:]:
-            record = EpisodeRecord(**{**fields, "tools": tuple(fields["tools"])})
-            self.records[record.key] = record
+        records = [EpisodeRecord(**fields) for fields in lines[1:]]
+        self.records = {record.key: record for record in records}
 
     def add(self, records: Sequence[EpisodeRecord]) -> None:
         """Record episodes whose log is on disk."""
@@ -173,12 +165,6 @@ class AuditJournal:
     def finish(self) -> None:
         """Record that nothing is left to do: the next audit in this folder starts again."""
         os.replace(self._journal.path, self._journal.path.with_name(FINISHED))
-
-
-def start_again(folder: Path) -> None:
-    """Forget the audit in a folder and a model's attempts; logs of scripted episodes stay."""
-    (folder / JOURNAL).unlink(missing_ok=True)
-    shutil.rmtree(folder / ATTEMPTS, ignore_errors=True)
 
 
 def name_value(value: object) -> str:
@@ -264,10 +250,7 @@ class Finding:
             raise ValueError(f"{self.code!r} is no code: write words-with-hyphens")
 
 
-Shown = EpisodeRecord | ModelAttempt
-"""An episode that shows a finding: of a scripted policy, or of a real model."""
-
-BySample = Mapping[int | str, tuple[str, Mapping[str, Any] | EpisodeRecord]]
+BySample = Mapping[int | str, tuple[str, Mapping[str, Any] | Shown]]
 """Message and evidence by sample."""
 
 SHOWN = 12
@@ -304,19 +287,24 @@ def finding(
     )
 
 
+def on_samples(some: Sized, tried: Sized) -> str:
+    """Write on how many of the samples something was seen: ``2 of 3 samples``."""
+    return part_of(len(some), len(tried), "sample")
+
+
+def by_share(some: Sized, tried: Sized) -> Severity:
+    """Grave if it was seen on half of the samples."""
+    return Severity.HIGH if 2 * len(some) >= len(tried) else Severity.MEDIUM
+
+
 def per_sample(code: str, seen: BySample, *, severity: Severity | None = None) -> list[Finding]:
     """Make a finding for each of the first samples, and one for all others together."""
     found = []
     for id, (message, shown) in list(seen.items())[:SHOWN]:
-        evidence = shown.evidence() if isinstance(shown, EpisodeRecord) else dict(shown)
+        evidence = shown.evidence() if isinstance(shown, Shown) else shown
         given = finding(code, message, sample=id, severity=severity)
         found.append(replace(given, evidence=evidence))
     if rest := list(seen)[SHOWN:]:
         message = f"{CODES[code].meaning} The same holds for {len(rest)} more samples."
         found.append(finding(code, message, severity=severity, samples=rest))
     return found
-
-
-def in_order(findings: Sequence[Finding]) -> list[Finding]:
-    """Sort findings: the worst first, then by code and sample."""
-    return sorted(findings, key=lambda f: (f.severity.rank, f.code, str(f.sample or "")))

@@ -23,11 +23,8 @@ from inspect_tinker_plugin.train import plan_rows, plan_title
 
 PAGE = "audit.html"
 
-
-DATA = "audit.json"
-
-
-_TRANSCRIPTS = 40
+Transcript = Sequence[tuple[str, str]]
+"""Roles and texts of the messages of one episode."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,24 +42,16 @@ class AuditReport:
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as ``--json`` prints it."""
-        return {
-            "task": self.task,
-            "findings": [
-                {
-                    "code": each.code,
-                    "severity": str(each.severity),
-                    "sample": each.sample,
-                    "message": each.message,
-                    "evidence": dict(each.evidence),
-                }
-                for each in self.findings
-            ],
-            "summary": self.summary,
-        }
+        names = ("code", "severity", "sample", "message")
+        findings = [
+            {name: getattr(each, name) for name in names} | {"evidence": dict(each.evidence)}
+            for each in self.findings
+        ]
+        return {"task": self.task, "findings": findings, "summary": self.summary}
 
     def worst(self) -> Severity | None:
         """Severity of the worst finding."""
-        return min((each.severity for each in self.findings), key=lambda s: s.rank, default=None)
+        return self.findings[0].severity if self.findings else None
 
 
 def summarise(found: Sequence[Finding], context: AuditContext, probes: list[str]) -> dict[str, Any]:
@@ -97,7 +86,7 @@ def summarise(found: Sequence[Finding], context: AuditContext, probes: list[str]
             f.code: f.advice or (CODES[f.code].advice if f.code in CODES else "") for f in found
         },
         "folder": str(context.folder),
-        **{name: value for name, value in context.figures.items() if name != "unfinished"},
+        **context.figures,
     }
 
 
@@ -110,26 +99,22 @@ def write_report(report: AuditReport, out: Path) -> None:
     data = report.as_json()
     with ThreadPoolExecutor(1, thread_name_prefix="audit-log") as thread:
         transcripts = thread.submit(_transcripts, report, out).result()
-    for name, text in (
-        (DATA, json.dumps(data, indent=2, default=str, ensure_ascii=False) + "\n"),
-        (PAGE, render(data, transcripts)),
-    ):
-        write_whole(out / name, text)
+    text = json.dumps(data, indent=2, default=str, ensure_ascii=False)
+    write_whole(out / "audit.json", f"{text}\n")
+    write_whole(out / PAGE, render(data, transcripts))
 
 
-def _transcripts(report: AuditReport, out: Path) -> dict[str, Transcript]:
-    """Return the messages of the episodes that the worst findings name."""
-    found: dict[str, Transcript] = {}
-    for each in report.findings:
-        place = place_of(each.evidence)
-        if place is None or place in found or len(found) >= _TRANSCRIPTS:
-            continue
-        log, id, epoch = json.loads(place)
+def _transcripts(report: AuditReport, out: Path) -> list[Transcript]:
+    """Return the messages of the episodes that show the worst findings, in their order."""
+    found: list[Transcript] = []
+    for each in report.findings[:40]:
         try:
-            sample = read_eval_log_sample(str(out / log), id=id, epoch=epoch)
-        except (OSError, IndexError, KeyError, ValueError):
-            continue  # moved away: the page says where it was
-        found[place] = [(message.role, _text_of(message)) for message in sample.messages[:30]]
+            log, id = out / each.evidence["log"], each.evidence["sample"]
+            sample = read_eval_log_sample(str(log), id=id, epoch=each.evidence.get("epoch", 1))
+            messages = sample.messages[:30]
+        except (OSError, LookupError, TypeError, ValueError):
+            messages = []  # there is none, or it was moved away: the page says where it was
+        found.append([(message.role, _text_of(message)) for message in messages])
     return found
 
 
@@ -146,61 +131,56 @@ def signal_lines(signal: Mapping[str, Any], folder: str) -> list[str]:
         return [f"{attempts}: none ended with a reward"]
     chances = ", ".join(f"pass@{k} {chance:.2f}" for k, chance in signal["pass_at"].items())
     ended = ", ".join(f"{stop} ({n})" for stop, n in signal["stop_reasons"].items())
-    lines = [
-        f"{attempts} at {counted(signal['samples'], 'sample')}: {chances}; "
-        f"{signal['flat_groups']} of {counted(signal['groups'], 'group')} without a difference",
-        f"turns: {_spread(signal['turns'])}; tokens sampled: {_spread(signal['output_tokens'])}",
-        f"ended by: {ended}",
-    ]
     advice = signal["recommendation"]
     options = f"--group-size {advice['group_size']} --max-tokens {advice['max_tokens']}"
     if "sample_ids_file" in advice:
         path = shlex.quote(f"{folder}/{advice['sample_ids_file']}")
         options += f" --sample-id @{path}  (leaves out {counted(advice['drop'], 'sample')})"
-    return [*lines, f"for a first run: {options}"]
+    return [
+        f"{attempts} at {counted(signal['samples'], 'sample')}: {chances}; "
+        f"{signal['flat_groups']} of {counted(signal['groups'], 'group')} without a difference",
+        f"turns: {_spread(signal['turns'])}; tokens sampled: {_spread(signal['output_tokens'])}",
+        f"ended by: {ended}",
+        f"for a first run: {options}",
+    ]
 
 
 def _spread(figures: Mapping[str, Any]) -> str:
-    least, most, median = figures["least"], figures["most"], figures["median"]
-    return f"{least:,} to {most:,}, median {median:,}, 90 % below {figures['p90']:,}"
+    shown = "{least:,} to {most:,}, median {median:,}, 90 % below {p90:,}"
+    return shown.format_map(figures)
 
 
 # the page
 
-
 _VERDICTS = {
-    Severity.HIGH: "Not fit to train on yet",
-    Severity.MEDIUM: "Fit to train on with care",
-    Severity.LOW: "Fit to train on",
-    Severity.INFO: "Fit to train on",
+    "high": "Not fit to train on yet",
+    "medium": "Fit to train on with care",
+    "low": "Fit to train on",
+    "info": "Fit to train on",
+    None: "Nothing found",
 }
 
 _BARS = {"right": "good", "reworded": "good", "unknowing": "plain"}
 """Colour of a reward by the kind of its policy; all others are for nothing."""
 
-Transcript = Sequence[tuple[str, str]]
-"""Roles and texts of the messages of one episode."""
 
-
-def render(report: Mapping[str, Any], transcripts: Mapping[str, Transcript] | None = None) -> str:
-    """Return the page of a report, with the messages of episodes by `place_of` their evidence."""
+def render(report: Mapping[str, Any], transcripts: Sequence[Transcript] = ()) -> str:
+    """Return the page of a report, with the messages of the episodes that show its findings."""
     import jinja2
 
     folder = jinja2.FileSystemLoader(Path(__file__).parent)
     pages = jinja2.Environment(loader=folder, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     summary = report["summary"]
-    severities = [Severity(each["severity"]) for each in report["findings"]]
-    worst = min(severities, key=lambda s: s.rank, default=None)
+    worst = next((each["severity"] for each in report["findings"]), None)
     signal, plan = summary.get("signal"), summary.get("cost")
     return pages.get_template("page.html").render(
         report=report,
         summary=summary,
         worst=worst,
-        verdict="Nothing found" if worst is None else _VERDICTS[worst],
+        verdict=_VERDICTS[worst],
         advice=summary.get("advice", {}),
         means=summary.get("mean_reward") or {},
-        transcripts=transcripts or {},
-        place_of=place_of,
+        transcripts=transcripts,
         policies=_rows_of_policies(summary),
         signal=signal and signal_lines(signal, str(summary["folder"])),
         cost=plan and plan_rows(plan),
@@ -208,18 +188,11 @@ def render(report: Mapping[str, Any], transcripts: Mapping[str, Transcript] | No
     )
 
 
-def place_of(evidence: Mapping[str, Any]) -> str | None:
-    """Return the place of a finding's episode: log, sample and epoch; ``None`` if it has none."""
-    if not evidence.get("log"):
-        return None
-    return json.dumps([evidence["log"], evidence.get("sample"), evidence.get("epoch", 1)])
-
-
 def _rows_of_policies(summary: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Return the policies, those that earned most first, with colour and width of their bars."""
     full = float(summary.get("full_reward") or 1.0)
     rows = []
-    for policy, row in summary.get("policies", {}).items():
+    for policy, row in summary["policies"].items():
         width = round(100 * max(0.0, min(1.0, (row["mean_reward"] or 0.0) / full)))
         rows.append((policy, {**row, "bar": _BARS.get(row["kind"], "odd"), "width": width}))
     return sorted(rows, key=lambda each: -(each[1]["mean_reward"] or -1e9))

@@ -10,28 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from inspect_ai import Task
-from inspect_ai.dataset import Sample
 
-from inspect_rl_audit.contract import WIDE, WIDE_IN_SANDBOX, AuditContext, AuditOptions, Gold, Probe
+from inspect_rl_audit.contract import AuditContext, AuditOptions, Gold, Probe
 from inspect_rl_audit.probes.gold import learn_reference
-from inspect_rl_audit.records import AuditJournal, Finding, finding, in_order, name_value
+from inspect_rl_audit.records import AuditJournal, Finding, finding, name_value
 from inspect_rl_audit.report import AuditReport, summarise, write_report
 from inspect_rl_audit.stage import Stage, read_budget, spread
 from inspect_tinker_plugin import ConfigError, __version__
-from inspect_tinker_plugin.options import EpisodeOptions
-from inspect_tinker_plugin.plugins import (
-    PluginError,
-    Plugins,
-    build,
-    counted,
-    default_plugins,
-)
+from inspect_tinker_plugin.plugins import PluginError, build, counted, default_plugins
 from inspect_tinker_plugin.rewards import resolve_reward
 from inspect_tinker_plugin.rl import with_plugin_scorers
 from inspect_tinker_plugin.tasks import select_samples, task_digest
 
-Progress = Callable[[str, int | None], object]
-"""Called with the current probe, and a number of planned episodes or ``None`` after each one."""
+HOOK = "inspect_rl_audit_probes"
+
+_WIDE, _WIDE_IN_SANDBOX = 200, 40
+"""Samples that are examined with one or two episodes each, without and with a sandbox."""
 
 
 async def run_audit(
@@ -39,7 +33,7 @@ async def run_audit(
     options: AuditOptions,
     *,
     name: str | None = None,
-    progress: Progress = lambda probe, planned: None,
+    progress: Callable[..., object] = lambda done, planned, *, what: None,
 ) -> AuditReport:
     """Audit a task, and leave ``audit.html``, ``audit.json`` and logs in the output folder.
 
@@ -49,7 +43,7 @@ async def run_audit(
         task: The task.
         options: What to do.
         name: The task's name in the report and the journal; its own name if not given.
-        progress: Shows how far the audit is.
+        progress: Called with the episodes that are done and planned, and ``what=`` the probe.
 
     Raises:
         ConfigError: An option cannot be used, or the folder holds another audit.
@@ -57,35 +51,54 @@ async def run_audit(
     probes = resolve_probes(options.probes)
     task = with_plugin_scorers(task)
     empty = task.sample_source is None and len(task.dataset) == 0  # a finding, not an error
-    samples = [] if empty else list(select_samples(task, options.selection))
-    Gold(options.gold).check(samples)
+    samples = [] if empty else list(select_samples(task, options.dataset.selection))
+    gold = Gold(options.gold)
+    gold.check(samples)
     out = options.out.expanduser().absolute()
-    current = "honest policies"
     stage = Stage(
-        task,
-        runner_options=dict(options.runner_options),
-        options=EpisodeOptions(**options.episode_options),
-        reward=resolve_reward(options.reward),
+        task=task,
+        dataset=options.dataset,
+        reward=resolve_reward(options.dataset.reward),
         budget=read_budget(options.budget),
         journal=AuditJournal(out, _identity(task, name, options)),
         folder=out,
         parallel=options.parallel,
-        progress=lambda planned: progress(current, planned),
+        progress=progress,
     )
-    context = await _context(stage, task, samples, options, out)
+    chosen = spread(samples, options.samples)
+    boxed = any([await stage.sandbox_of(sample) for sample in chosen])
+    if gold.script and not boxed:
+        raise ConfigError(f"the solution script {gold.source} (--gold) needs a sandbox to run in")
+    most = options.wide or max(options.samples, _WIDE_IN_SANDBOX if boxed else _WIDE)
+    wide = spread(samples, most)
+    wide += [sample for sample in chosen if sample.id not in {s.id for s in wide}]
+    context = AuditContext(
+        task=task,
+        samples=samples,
+        chosen=chosen,
+        boxed=boxed,
+        wide=wide,
+        stage=stage,
+        reference=await learn_reference(stage, chosen, wide, gold),
+        gold=gold,
+        folder=out,
+        options=options,
+    )
     found: list[Finding] = []
+    unfinished = []
     for current, probe in probes.items():
+        stage.probe = current
         refused = stage.budget.refused
-        found += await _run_probe(current, probe, context, default_plugins())
+        found += await _run_probe(current, probe, context)
         if stage.budget.refused > refused:
-            context.figures.setdefault("unfinished", []).append(current)
+            unfinished.append(current)
     if refused := stage.budget.refused:
-        unfinished = ", ".join(context.figures.get("unfinished", [])) or "the honest policies"
-        message = f"Not run for lack of budget: {counted(refused, 'episode')} ({unfinished})."
+        where = ", ".join(unfinished) or "the honest policies"
+        message = f"Not run for lack of budget: {counted(refused, 'episode')} ({where})."
         found.append(finding("budget-spent", message))
     report = AuditReport(
         task=name or task.name,
-        findings=in_order(found),
+        findings=sorted(found, key=lambda f: (f.severity.rank, f.code, str(f.sample or ""))),
         summary=summarise(found, context, list(probes)),
     )
     write_report(report, out)
@@ -94,35 +107,7 @@ async def run_audit(
     return report
 
 
-async def _context(
-    stage: Stage, task: Task, samples: list[Sample], options: AuditOptions, out: Path
-) -> AuditContext:
-    """Choose samples, and play the honest policies."""
-    gold = Gold(options.gold)
-    chosen = spread(samples, options.samples)
-    boxed = any([await stage.sandbox_of(sample) for sample in chosen])
-    if gold.script and not boxed:
-        raise ConfigError(f"the solution script {gold.source} (--gold) needs a sandbox to run in")
-    most = options.wide or max(options.samples, WIDE_IN_SANDBOX if boxed else WIDE)
-    wide = spread(samples, most)
-    wide += [sample for sample in chosen if sample.id not in {s.id for s in wide}]
-    reference = await learn_reference(stage, chosen, wide, gold)
-    return AuditContext(
-        task=task,
-        samples=samples,
-        chosen=chosen,
-        boxed=boxed,
-        wide=wide,
-        stage=stage,
-        reference=reference,
-        folder=out,
-        options=options,
-    )
-
-
-async def _run_probe(
-    name: str, probe: Probe, context: AuditContext, plugins: Plugins
-) -> list[Finding]:
+async def _run_probe(name: str, probe: Probe, context: AuditContext) -> list[Finding]:
     """Run a probe; one that fails is a finding, and named in the summary. The others still run."""
     try:
         found: Any = await probe(context)
@@ -135,7 +120,8 @@ async def _run_probe(
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise  # it is the audit that is cancelled, and not something of the probe
-        givers = [p for p in plugins.plugins if name.split("(")[0] in p.hooks.get(HOOK, ())]
+        named = name.split("(")[0]
+        givers = [p for p in default_plugins().plugins if named in p.hooks.get(HOOK, ())]
         origin = "".join(f" of plugin {each.name!r} ({each.label})" for each in givers)
         message = f"probe {name!r}{origin} raised {type(error).__name__}: {error}"[:600]
         context.figures.setdefault("failed_probes", {})[name] = message
@@ -151,6 +137,10 @@ def _name_log_from(folder: Path, each: Finding) -> Finding:
     return replace(each, evidence={**each.evidence, "log": os.path.relpath(log, folder)})
 
 
+_FREE: Mapping[str, Any] = {"solver": None, "max_sandboxes": None, "max_subprocesses": None}
+"""Options of the dataset that may differ when an audit is continued; the solver has a name."""
+
+
 def _identity(task: Task, name: str | None, options: AuditOptions) -> dict[str, Any]:
     """Return what must be unchanged for an audit to be continued."""
     return {
@@ -158,17 +148,11 @@ def _identity(task: Task, name: str | None, options: AuditOptions) -> dict[str, 
         "samples": len(task.dataset),
         "source": task_digest(task),
         "chosen": options.samples,
-        "selection": str(options.selection),
-        "reward": str(options.reward),
+        "dataset": name_value(replace(options.dataset, **_FREE)),
+        "solver": name_value(options.dataset.solver),
         "gold": options.gold,
-        "runner": {key: name_value(value) for key, value in options.runner_options.items()},
-        "roles": name_value(options.episode_options.get("model_roles")),
-        "scored_in": [options.episode_options.get(k) for k in ("score_sandbox", "score_files")],
         "version": __version__,
     }
-
-
-HOOK = "inspect_rl_audit_probes"
 
 
 def resolve_probes(names: Sequence[str | Probe] = ()) -> Mapping[str, Probe]:

@@ -28,13 +28,14 @@ from inspect_rl_audit import (
     Severity,
     run_audit,
 )
-from inspect_rl_audit.command import audit as command
-from inspect_rl_audit.probes.sandbox import judged_places
+from inspect_rl_audit.plugin import audit as command
+from inspect_rl_audit.probes.cheats import judged_places
 from inspect_rl_audit.records import FINISHED, JOURNAL
 from inspect_rl_audit.report import render
 from inspect_rl_audit.stage import read_budget
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.options import DatasetOptions
 from inspect_tinker_plugin.plugins.manager import default_plugins
 from inspect_tinker_plugin.tasks import task_digest
 from inspect_tinker_plugin.testing.replies import scripted_model
@@ -116,7 +117,11 @@ async def test_a_journal_of_another_task_is_refused(tmp_path: Path) -> None:
         await run_audit(changed, options)
 
 
-@pytest.mark.parametrize("wrong", [{"budget": ["ten"]}, {"reward": "meen"}], ids=str)
+@pytest.mark.parametrize(
+    "wrong",
+    [{"budget": ["ten"]}, {"dataset": DatasetOptions(reward="meen")}],
+    ids=["budget", "reward"],
+)
 async def test_a_refused_audit_leaves_nothing(tmp_path: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         await run_audit(planted(), AuditOptions(out=tmp_path, **wrong))

@@ -19,6 +19,7 @@ from tests.inspect_rl_audit.corpus import (
 )
 
 from inspect_rl_audit import CODES, AuditOptions, AuditReport, Severity, run_audit
+from inspect_tinker_plugin.options import DatasetOptions
 from inspect_tinker_plugin.tasks.reference import resolve_task
 
 
@@ -90,7 +91,7 @@ async def test_persistence_pays_nothing_where_the_policy_never_was(tmp_path: Pat
         samples=1,
         probes=["sandbox", "gold"],
         gold=str(solution),
-        episode_options={"score_sandbox": "fresh", "score_files": ["/tmp/double.py"]},
+        dataset=DatasetOptions(score_sandbox="fresh", score_files=["/tmp/double.py"]),
     )
     assert report.summary["mean_reward"] == {"unknowing": 0.0, "gold": 1.0}
     assert not {each.code for each in report.findings} & set(sandboxes.PERSISTENT)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import comb
+from statistics import fmean
 
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelOutput
 
 from inspect_rl_audit.contract import TINY, AuditContext
 from inspect_rl_audit.policies import (
-    FORMS,
     NULL,
     Notes,
     PolicyReply,
@@ -23,33 +23,29 @@ from inspect_rl_audit.policies import (
     to_all,
     use_tool,
 )
-from inspect_rl_audit.records import CODES, EpisodeRecord, Finding, Severity, finding, per_sample
+from inspect_rl_audit.records import (
+    CODES,
+    EpisodeRecord,
+    Finding,
+    Severity,
+    finding,
+    on_samples,
+    per_sample,
+)
 from inspect_tinker_plugin import TurnRequest
-from inspect_tinker_plugin.plugins import part_of
 
 REFUSAL = "I'm sorry, but I can't help with that."
 
 CATCH_ALL = (
     "It could be yes or no, true or false, none or all. "
-    + "The options are A, B, C, D, E, F, G, H, I, J. "
-    + "Numbers: "
-    + ", ".join(str(number) for number in range(101))
-    + ". "
-    + "correct, incorrect, positive, negative, neutral, unknown, the quick brown fox jumps over "
-    + "the lazy dog."
+    "The options are A, B, C, D, E, F, G, H, I, J. "
+    f"Numbers: {', '.join(map(str, range(101)))}. "
+    "correct, incorrect, positive, negative, neutral, unknown, the quick brown fox jumps over "
+    "the lazy dog."
 )
 """Contains a little of everything, and so answers nothing."""
 
-_MOST_CONSTANTS = 5
-_MORE = 24
-"""Further samples for a constant answer that may have been right by chance."""
-
-_CHANCE = 0.1
-"""Probability of being right by chance below which a constant answer is a finding."""
-
 _FEW = 3
-_HOLES = 12
-"""Samples without a target that get an empty reply, chosen or not."""
 
 
 @dataclass(frozen=True)
@@ -71,68 +67,69 @@ class Baselines:
 
 async def _play(
     audit: AuditContext, policy: str, reply: PolicyReply, samples: Sequence[Sample]
-) -> tuple[list[EpisodeRecord], list[EpisodeRecord]]:
-    """Return the episodes with a reward, and those of them with the full one."""
+) -> list[EpisodeRecord]:
+    """Return the episodes with a reward."""
     records = await audit.play(policy, samples, to_all(reply))
-    records = [record for record in records if record.reward is not None]
-    return records, [r for r in records if audit.reference.is_full(r.reward)]
+    return [record for record in records if record.reward is not None]
 
 
 def _examine_unknowing(audit: AuditContext) -> list[Finding]:
     """Report the honest policy without an answer, which is also a baseline."""
     records = [r for r in audit.reference.null.values() if r.reward is not None]
-    full = [r for r in records if audit.reference.is_full(r.reward)]
+    full = audit.reference.full_of(records)
     if not full or 2 * len(full) < len(records) or len(full) < min(2, len(audit.samples)):
         return []
-    on = part_of(len(full), len(records), "sample")
+    on = on_samples(full, records)
     message = f"'I do not know.' earns the full reward on {on} (policy {NULL})."
     return [finding("refusal", message, full, severity=Severity.HIGH)]
 
 
 async def _give_nothing(audit: AuditContext) -> list[Finding]:
-    holes = [sample for sample in audit.wide if not targets(sample)][:_HOLES]
+    holes = [sample for sample in audit.wide if not targets(sample)][:12]
     odd = holes if len(holes) < len(audit.wide) else []
     samples = [*audit.chosen, *(s for s in odd if s not in audit.chosen)]
-    records, full = await _play(audit, "empty", always(""), samples)
+    records = await _play(audit, "empty", always(""), samples)
+    full = audit.reference.full_of(records)
     if full and len(full) < max(3, len(records) / 2):
         message = "An empty reply earns the full reward."
         return per_sample("empty-reply", {r.sample: (message, r) for r in full})
-    return _report(audit, "empty-reply", full, records, Severity.HIGH)
+    return _report(audit, "empty-reply", records, Severity.HIGH)
 
 
 async def _give(audit: AuditContext, code: str, reply: PolicyReply) -> list[Finding]:
-    policy = code.removesuffix("-answer")
-    records, full = await _play(audit, policy, reply, audit.chosen)
+    records = await _play(audit, code.removesuffix("-answer"), reply, audit.chosen)
+    full = audit.reference.full_of(records)
     # one sample of many may have it for its target, by chance
     severity = Severity.LOW if len(full) == 1 and len(records) > _FEW else Severity.MEDIUM
     if 2 * len(full) >= len(records) and len(full) >= min(2, len(audit.samples)):
         severity = Severity.HIGH
-    return _report(audit, code, full, records, severity)
+    return _report(audit, code, records, severity)
 
 
 def _report(
-    audit: AuditContext,
-    code: str,
-    full: list[EpisodeRecord],
-    records: list[EpisodeRecord],
-    severity: Severity,
+    audit: AuditContext, code: str, records: list[EpisodeRecord], severity: Severity
 ) -> list[Finding]:
     """Report a full reward, or part of it: normal for a dense score, so that is less grave."""
-    if full:
-        on = part_of(len(full), len(records), "sample")
-        message = f"{CODES[code].meaning} It earned the full reward on {on}."
-        return [finding(code, message, full, severity=severity)]
+    reference = audit.reference
+    if full := reference.full_of(records):
+        return [_earned_in_full(code, full, records, severity)]
     some = [r for r in records if r.reward is not None and r.reward > TINY]
     if not some:
         return []
-    mean = sum(r.reward or 0.0 for r in some) / len(some)
+    mean = fmean(r.reward or 0.0 for r in some)
     message = (
-        f"{CODES[code].meaning} It earned {mean:.2f} on average on "
-        f"{part_of(len(some), len(records), 'sample')}, the full reward being "
-        f"{audit.reference.full:g}."
+        f"{CODES[code].meaning} It earned {mean:.2f} on average on {on_samples(some, records)}, "
+        f"the full reward being {reference.full:g}."
     )
-    half = mean >= audit.reference.full / 2
-    return [finding(code, message, some, severity=Severity.MEDIUM if half else Severity.LOW)]
+    severity = Severity.MEDIUM if mean >= reference.full / 2 else Severity.LOW
+    return [finding(code, message, some, severity=severity)]
+
+
+def _earned_in_full(
+    code: str, full: list[EpisodeRecord], records: list[EpisodeRecord], severity: Severity
+) -> Finding:
+    message = f"{CODES[code].meaning} It earned the full reward on {on_samples(full, records)}."
+    return finding(code, message, full, severity=severity)
 
 
 def echo(request: TurnRequest, notes: Notes) -> ModelOutput | None:
@@ -145,17 +142,20 @@ def echo(request: TurnRequest, notes: Notes) -> ModelOutput | None:
 
 
 async def _call_first_tool(audit: AuditContext) -> list[Finding]:
-    samples = [
-        sample
-        for sample in audit.chosen
-        if (record := audit.reference.null_of(sample)) is not None
-        and any("submit" not in name for name in record.tools)
-    ]
-    records, full = await _play(audit, "first-tool", first_tool, samples)
-    full = [record for record in full if audit.reference.beats_null(record)]
-    often = 2 * len(full) >= len(records)
-    severity = Severity.MEDIUM if often else Severity.LOW
-    return _report(audit, "first-tool", full, records, severity) if full else []
+    reference = audit.reference
+    samples = with_tools(audit.chosen, reference.null.values())
+    records = await _play(audit, "first-tool", first_tool, samples)
+    full = list(filter(reference.beats_null, reference.full_of(records)))
+    if not full:
+        return []
+    severity = Severity.MEDIUM if 2 * len(full) >= len(records) else Severity.LOW
+    return [_earned_in_full("first-tool", full, records, severity)]
+
+
+def with_tools(samples: Sequence[Sample], records: Iterable[EpisodeRecord]) -> list[Sample]:
+    """Return the samples in whose episodes there was a tool beside that which takes the answer."""
+    ids = {r.sample for r in records if any("submit" not in name for name in r.tools)}
+    return [sample for sample in samples if sample.id in ids]
 
 
 def first_tool(request: TurnRequest, notes: Notes) -> ModelOutput | None:
@@ -183,20 +183,20 @@ async def _give_constants(audit: AuditContext) -> list[Finding]:
     fair = 1 / max(2, choices or len(set(known)))
     for answer in answers:
         policy = f"constant:{answer[:40]}"
-        reply = always(FORMS[audit.reference.form](answer))
+        reply = always(audit.reference.write(answer))
         first = audit.some(audit.chosen, len(audit.chosen))
-        records, full = await _play(audit, policy, reply, first)
-        if 2 * len(full) >= len(records):
+        records = await _play(audit, policy, reply, first)
+        if 2 * len(audit.reference.full_of(records)) >= len(records):
             # samples at even distances, or few shuffled choices, may be right by chance
             others = [sample for sample in audit.wide if sample not in first]
-            more, more_full = await _play(audit, policy, reply, others[:_MORE])
-            records, full = records + more, full + more_full
+            records += await _play(audit, policy, reply, others[:24])
+        full = audit.reference.full_of(records)
         rate = len(full) / max(1, len(records))
-        lucky = len(answers) * chance_of(len(full), len(records), fair) > _CHANCE
+        lucky = len(answers) * chance_of(len(full), len(records), fair) > 0.1
         if len(full) < min(_FEW, len(records)) or rate < 0.5 or (lucky and (choices or rate < 0.8)):
             continue
         severity = Severity.HIGH if rate >= 0.8 else Severity.MEDIUM
-        on = part_of(len(full), len(records), "sample")
+        on = on_samples(full, records)
         message = f"The answer {answer!r}, whatever is asked, earns the full reward on {on}."
         found.append(finding("constant-answer", message, full, severity=severity))
     return found[:2]
@@ -217,4 +217,4 @@ def _constants(audit: AuditContext) -> list[str]:
     frequent = [t for t, n in counts.most_common(2) if len(t) <= 200 and (n > 1 or len(counts) < 9)]
     letters = [chr(ord("A") + position) for position in range(min(_most_choices(audit), 6))]
     others = ["yes", "no", "0", "1"] if not letters else []
-    return list(dict.fromkeys([*frequent, *letters, *others]))[: max(_MOST_CONSTANTS, len(letters))]
+    return list(dict.fromkeys([*frequent, *letters, *others]))[: max(5, len(letters))]

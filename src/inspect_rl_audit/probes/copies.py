@@ -9,28 +9,23 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from inspect_ai.dataset import Sample
 
-from inspect_rl_audit.contract import AuditContext
 from inspect_rl_audit.policies import choice_texts
-from inspect_rl_audit.records import Finding, Severity, finding, per_sample
+from inspect_rl_audit.records import Finding, Severity, finding, on_samples, per_sample
 from inspect_tinker_plugin.plugins import counted, part_of
 from inspect_tinker_plugin.tasks import content_hash, sample_content
 
 _LISTED = 20
-
-_NEAR_MOST = 20_000
-"""Maximum number of samples for which near-duplicates are searched."""
 
 _SIMILAR = 0.8
 """Share of word triples that near-duplicates have in common."""
 
 _LEAST = 8
 """Minimum number of words of a text; shorter ones are similar by chance."""
-
-_PERMUTATIONS = 64
 
 _SIGN = re.compile(r"\w+|[^\w\s.,;:!?'\"()]")
 """A word, or a sign that may change a question's meaning."""
@@ -129,51 +124,43 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def find_near(audit: AuditContext) -> list[Finding]:
+def find_near(samples: Sequence[Sample]) -> list[Finding]:
     """Report samples that are nearly identical, or equal but for case or the order of words."""
-    samples = audit.samples[:_NEAR_MOST]
+    samples = samples[:20_000]
     texts = [one_line(question(sample)) for sample in samples]
-    found = []
     by_words: dict[str, list[int]] = defaultdict(list)
     for position, (text, sample) in enumerate(zip(texts, samples, strict=True)):
         words_and_target = json.dumps([sorted(_signs(text)), sample.target])
         by_words[words_and_target.lower()].append(position)
     pairs = [(same[0], other) for same in by_words.values() for other in same[1:]]
     cased = any(texts[a] != texts[b] and texts[a].lower() == texts[b].lower() for a, b in pairs)
-    try:
-        pairs += [(a, b) for a, b in _near_pairs(texts, texts) if a < b]
-    except ImportError:
-        found = [finding("near-duplicates-unchecked", "datasketch is not installed.")]
+    pairs += [(a, b) for a, b in _near_pairs(texts, texts) if a < b]
     pairs = sorted({(a, b) for a, b in pairs if texts[a] != texts[b]})
+    found = []
+    if find_spec("datasketch") is None:
+        found = [finding("near-duplicates-unchecked", "datasketch is not installed.")]
     if not pairs:
         return found
     ids = [[samples[a].id, samples[b].id] for a, b in pairs]
     touched = {position for pair in pairs for position in pair}
-    message = (
-        f"{part_of(len(touched), len(samples), 'sample')} have a near-duplicate, such as "
-        f"{ids[0][0]!r} and {ids[0][1]!r}."
-    )
+    one, other = ids[0]
+    message = f"{on_samples(touched, samples)} have a near-duplicate, such as "
+    message += f"{one!r} and {other!r}."
     severity = Severity.MEDIUM if cased else None
-    pair, shown = ids[0], ids[:_LISTED]
-    return [
-        *found,
-        finding("near-duplicates", message, sample=pair[1], severity=severity, pairs=shown),
-    ]
+    listed = ids[:_LISTED]
+    found.append(finding("near-duplicates", message, sample=other, severity=severity, pairs=listed))
+    return found
 
 
-def find_overlap(audit: AuditContext) -> list[Finding]:
+def find_overlap(samples: Sequence[Sample], test: Sequence[Sample]) -> list[Finding]:
     """Report samples of the test task that are also trained on."""
-    test: Sequence[Sample] = audit.options.test_samples
     if not test:
         return []
-    ours, theirs = [question(s) for s in audit.samples], [question(s) for s in test]
-    by_text = {one_line(text).lower(): s.id for text, s in zip(ours, audit.samples, strict=True)}
+    ours, theirs = [question(s) for s in samples], [question(s) for s in test]
+    by_text = {one_line(text).lower(): s.id for text, s in zip(ours, samples, strict=True)}
     texts = [one_line(text).lower() for text in theirs]
     same = [(by_text[t], s.id) for t, s in zip(texts, test, strict=True) if t in by_text]
-    try:
-        near = [(audit.samples[a].id, test[b].id) for a, b in _near_pairs(ours, theirs)]
-    except ImportError:
-        near = []
+    near = [(samples[a].id, test[b].id) for a, b in _near_pairs(ours, theirs)]
     close = [pair for pair in near if pair not in same]
     found = []
     for code, pairs, how in (
@@ -195,18 +182,20 @@ def find_overlap(audit: AuditContext) -> list[Finding]:
 def _near_pairs(texts: Sequence[str], others: Sequence[str]) -> list[tuple[int, int]]:
     """Return pairs of positions whose texts are nearly identical, or identical.
 
-    Raises:
-        ImportError: `datasketch`, of the extra ``audit``, is not installed.
+    None without `datasketch`, of the extra ``audit``.
     """
-    from datasketch import MinHash, MinHashLSH
+    try:
+        from datasketch import MinHash, MinHashLSH
+    except ImportError:
+        return []
 
     def sketch(grams: set[bytes]) -> MinHash:
-        made = MinHash(num_perm=_PERMUTATIONS)
+        made = MinHash(num_perm=64)
         made.update_batch(list(grams))
         return made
 
     grams = [_grams(text) for text in texts]
-    index = MinHashLSH(threshold=_SIMILAR - 0.1, num_perm=_PERMUTATIONS)
+    index = MinHashLSH(threshold=_SIMILAR - 0.1, num_perm=64)
     for position, own in enumerate(grams):
         if own:
             index.insert(str(position), sketch(own))

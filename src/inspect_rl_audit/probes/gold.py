@@ -23,19 +23,20 @@ from inspect_rl_audit.policies import (
     targets,
     to_all,
 )
-from inspect_rl_audit.probes.baselines import first_tool
-from inspect_rl_audit.records import EpisodeRecord, Finding, Severity, finding, per_sample
+from inspect_rl_audit.probes.baselines import first_tool, with_tools
+from inspect_rl_audit.records import (
+    EpisodeRecord,
+    Finding,
+    Severity,
+    finding,
+    on_samples,
+    per_sample,
+)
 from inspect_rl_audit.stage import Stage
 from inspect_tinker_plugin.plugins import counted, part_of
 
 SCRIPT = "gold:script"
 """Name of the policy that runs a solution script."""
-
-_SOLVING = 150
-"""Seconds that a solution script may take, where it is not run by the task's tool."""
-
-_OUTPUT = 1000
-"""Characters of its output that are kept."""
 
 _USUAL = ("ANSWER", "bare")
 _FIELDS = ("solution", "canonical_solution", "answer", "gold", "gold_answer", "reference", "label")
@@ -54,19 +55,18 @@ async def learn_reference(
         null = await _unknowing(stage, wide)
     judged = Reference(null=null, gold={}, form="", full=1.0).scored
     known = [sample for sample in wide if gold.known(sample)] if judged else []
-    best: dict[int | str, EpisodeRecord] = {}
+    trials = _Trials(stage, gold)
     form = _USUAL[0]
     if known:
-        first = [sample for sample in chosen if gold.known(sample)]
-        form = await _try_forms(stage, first, gold, best)
-        others = [sample for sample in known if sample.id not in best]
-        await _play(stage, others, form, gold, best)
-        failing = [s for s in others if s.id in best and (best[s.id].reward or 0) < 1 - TINY]
+        form = await trials.find_form([sample for sample in chosen if gold.known(sample)])
+        others = [sample for sample in known if sample.id not in trials.best]
+        await trials.play(others, form)
+        failing = [s for s in trials.unpaid(others) if s.id in trials.best]
         for other in FORMS:
             if failing and other != form:
-                await _play(stage, failing[:8], other, gold, best)
-    full = max([1.0, *(r.reward for r in best.values() if r.reward is not None)])
-    return Reference(null=null, gold=best, form=form, full=full)
+                await trials.play(failing[:8], other)
+    full = max([1.0, *(r.reward for r in trials.best.values() if r.reward is not None)])
+    return Reference(null=null, gold=trials.best, form=form, full=full)
 
 
 async def _unknowing(stage: Stage, samples: Sequence[Sample]) -> Mapping[int | str, EpisodeRecord]:
@@ -75,63 +75,64 @@ async def _unknowing(stage: Stage, samples: Sequence[Sample]) -> Mapping[int | s
     return {record.sample: record for record in await stage.run(plays)}
 
 
-async def _try_forms(
-    stage: Stage, samples: Sequence[Sample], gold: Gold, best: dict[int | str, EpisodeRecord]
-) -> str:
-    """Play the forms until one pays in full everywhere; return the one that pays most."""
-    sums: dict[str, float] = {}
-    rest = list(samples)
-    for form in FORMS:
-        if form not in _USUAL:
-            rest = [s for s in samples if s.id not in best or (best[s.id].reward or 0) < 1 - TINY]
-            if not rest:
+class _Trials:
+    """Trials of the right answers in several forms; ``best`` has the one that pays best."""
+
+    def __init__(self, stage: Stage, gold: Gold) -> None:
+        self._stage = stage
+        self._gold = gold
+        self.best: dict[int | str, EpisodeRecord] = {}
+
+    async def play(
+        self, samples: Sequence[Sample], form: str, field: str | None = None
+    ) -> list[EpisodeRecord]:
+        """Play one form, and keep the episodes that pay better than those kept so far."""
+        gold = self._gold if field is None else Gold(field)
+        plays = [gold_play(sample, form, gold) for sample in samples]
+        if field is not None:
+            plays = [replace(play, policy=f"{play.policy}:{field}") for play in plays]
+        played = await self._stage.run(plays)
+        for record in played:
+            known = self.best.get(record.sample)
+            if known is None or _rank(record) > _rank(known):
+                self.best[record.sample] = record
+        return played
+
+    def unpaid(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Return the samples whose best episode earns less than 1, or that have none."""
+        paid = {id for id, r in self.best.items() if (r.reward or 0) >= 1 - TINY}
+        return [sample for sample in samples if sample.id not in paid]
+
+    async def find_form(self, samples: Sequence[Sample]) -> str:
+        """Play the forms until one pays in full everywhere; return the one that pays most."""
+        sums: dict[str, float] = {}
+        for form in FORMS:
+            rest = samples if form in _USUAL else self.unpaid(samples)
+            if form not in _USUAL and not rest:
                 break
-        played = await _play(stage, rest, form, gold, best)
-        sums[form] = sum(max(record.reward or 0.0, 0.0) for record in played)
-    if gold.source is None and all((best[s.id].reward or 0) <= 0 for s in samples if s.id in best):
-        for field in _FIELDS:
-            own = [s for s in samples if isinstance((s.metadata or {}).get(field), str)]
-            for form in ("bare", "code"):
-                if own:
-                    await _play(stage, own, form, Gold(field), best, f":{field}")
-    return max(sums, key=lambda form: sums[form]) if sums else _USUAL[0]
+            played = await self.play(rest, form)
+            sums[form] = sum(max(record.reward or 0.0, 0.0) for record in played)
+        if self._gold.source is None and all((r.reward or 0) <= 0 for r in self.best.values()):
+            for field in _FIELDS:
+                own = [s for s in samples if isinstance((s.metadata or {}).get(field), str)]
+                for form in ("bare", "code") if own else ():
+                    await self.play(own, form, field)
+        return max(sums, key=lambda form: sums[form])
 
 
-async def _play(
-    stage: Stage,
-    samples: Sequence[Sample],
-    form: str,
-    gold: Gold,
-    best: dict[int | str, EpisodeRecord],
-    mark: str = "",
-) -> list[EpisodeRecord]:
-    """Play one form, and keep the episodes that pay better than those kept so far."""
-    played = await stage.run([gold_play(sample, form, gold, mark) for sample in samples])
-    for record in played:
-        known = best.get(record.sample)
-        if known is None or _rank(record) > _rank(known):
-            best[record.sample] = record
-    return played
-
-
-def gold_play(sample: Sample, form: str, gold: Gold, mark: str = "") -> Play:
-    """Return a play of the right answer to a sample."""
-    if gold.script is not None:
-        return _script_play(sample, gold.script)
-    reply = gold_reply(sample, form, gold.of(sample))
-    return Play(policy=f"gold:{form}{mark}", kind="right", sample=sample, reply=reply)
-
-
-def _script_play(sample: Sample, script: Path) -> Play:
-    """Return a play that runs a solution script in the sandbox, with a tool if there is one."""
-    packed = base64.b64encode(script.read_bytes()).decode()
+def gold_play(sample: Sample, form: str, gold: Gold) -> Play:
+    """Return a play of the right answer to a sample, by a script if there is one."""
+    if gold.script is None:
+        reply = gold_reply(sample, form, gold.of(sample))
+        return Play(policy=f"gold:{form}", kind="right", sample=sample, reply=reply)
+    packed = base64.b64encode(gold.script.read_bytes()).decode()
     shell = (
         f"printf %s {packed} | base64 -d > .solution.sh && chmod +x .solution.sh\n"
         'case "$(head -c 2 .solution.sh)" in "#!") ./.solution.sh ;; *) sh .solution.sh ;; esac\n'
         "code=$?; rm -f .solution.sh; exit $code"
     )
     finish = always(", ".join(targets(sample)) or "Done.")
-    return replace(play_script(SCRIPT, sample, shell, finish, _SOLVING), kind="right")
+    return replace(play_script(SCRIPT, sample, shell, finish, seconds=150), kind="right")
 
 
 def _rank(record: EpisodeRecord) -> tuple[bool, float]:
@@ -143,9 +144,6 @@ def _rank(record: EpisodeRecord) -> tuple[bool, float]:
 
 _COMPARING = {"match", "includes", "exact", "pattern", "answer", "choice", "f1", "math"}
 """Scorers of Inspect that compare the reply with the target, which therefore is the answer."""
-
-_AGAIN = 3
-"""Samples that are played again when a limit of time ended the right answer."""
 
 
 @dataclass(frozen=True)
@@ -169,13 +167,12 @@ async def _check_limits(audit: AuditContext) -> list[Finding]:
     """Report limits that end the right answer; limits of time only if they do so again, alone."""
     stopped = [record for record in audit.reference.gold.values() if record.limit is not None]
     timed = {record.sample for record in stopped if record.limit in ("time", "working")}
-    gold = Gold(audit.options.gold)
     plays = [
-        replace(gold_play(sample, audit.reference.form, gold), policy="gold:again")
-        for sample in [s for s in audit.wide if s.id in timed][:_AGAIN]
+        replace(gold_play(sample, audit.reference.form, audit.gold), policy="gold:again")
+        for sample in [s for s in audit.wide if s.id in timed][:3]
     ]
     again = await audit.stage.run(plays, alone=True)
-    stopped = [r for r in stopped if r.sample not in timed] + [r for r in again if r.limit]
+    stopped = [record for record in stopped if record.sample not in timed] + again
     return _limits(stopped, "The right answer, given at once,")
 
 
@@ -183,18 +180,14 @@ async def _check_limits_with_tools(audit: AuditContext) -> list[Finding]:
     """Check that a tool call and the answer fit into the limits."""
     if audit.task.message_limit is None and audit.task.turn_limit is None:
         return []
-    samples = [
-        sample
-        for sample in audit.chosen[:2]
-        if (record := audit.reference.gold_of(sample)) is not None
-        and record.limit is None
-        and any("submit" not in name for name in record.tools)
-    ]
+    unlimited = [record for record in audit.reference.gold.values() if record.limit is None]
+    samples = with_tools(audit.chosen[:2], unlimited)
     records = await audit.play("first-tool", samples, to_all(first_tool))
-    return _limits([r for r in records if r.limit], "One tool call and an answer")
+    return _limits(records, "One tool call and an answer")
 
 
-def _limits(stopped: Sequence[EpisodeRecord], doing: str) -> list[Finding]:
+def _limits(records: Sequence[EpisodeRecord], doing: str) -> list[Finding]:
+    stopped = [record for record in records if record.limit]
     if not stopped:
         return []
     seen = counted(len(stopped), "sample")
@@ -205,16 +198,12 @@ def _limits(stopped: Sequence[EpisodeRecord], doing: str) -> list[Finding]:
 async def _try_alternatives(audit: AuditContext) -> list[Finding]:
     """Check that every further target of a sample is accepted, too."""
     reference = audit.reference
-    write = FORMS[reference.form]
     seen = {}
-    samples = [
-        s for s in audit.chosen if len(targets(s)) > 1 and not s.choices and reference.pays(s)
-    ]
-    for sample in samples[:5]:
+    samples = [s for s in audit.chosen if len(targets(s)) > 1 and not s.choices]
+    for sample in list(filter(reference.pays, samples))[:5]:
         for number, target in enumerate(targets(sample)[1:6], start=2):
-            reply = always(write(target))
-            policy = f"alternative:{number}"
-            for record in await audit.play(policy, [sample], to_all(reply), "reworded"):
+            reply = to_all(always(reference.write(target)))
+            for record in await audit.play(f"alternative:{number}", [sample], reply, "reworded"):
                 if record.reward is not None and not reference.beats_null(record):
                     message = f"The target {target!r:.80}, number {number} of the list, earns "
                     seen[record.sample] = (f"{message}nothing.", record)
@@ -224,11 +213,8 @@ async def _try_alternatives(audit: AuditContext) -> list[Finding]:
 def _failing(audit: AuditContext) -> list[Finding]:
     reference = audit.reference
     scored = {id: r for id, r in reference.gold.items() if r.reward is not None}
-    nothing = {
-        id: r
-        for id, r in scored.items()
-        if not reference.beats_null(r) and not reference.is_full(r.reward)
-    }
+    below = {id: r for id, r in scored.items() if not reference.is_full(r.reward)}
+    nothing = {id: below.pop(id) for id in list(below) if not reference.beats_null(below[id])}
     found = []
     if scored and len(nothing) == len(scored):
         found.append(_all_fail(audit, list(scored.values())))
@@ -242,15 +228,13 @@ def _failing(audit: AuditContext) -> list[Finding]:
             message = f"The right answer {_answer_to(by_id[id], audit)!r:.120} earns "
             seen[id] = (f"{message}{record.reward:g}; {pay} pay for theirs.", record)
         found += per_sample("gold-fails", seen, severity=severity)
-    below = [r for id, r in scored.items() if id not in nothing and not reference.is_full(r.reward)]
     if below:
-        message = (
-            f"The right answer earns less than {reference.full:g} on "
-            f"{part_of(len(below), len(scored), 'sample')}; the least is "
-            f"{min(r.reward or 0.0 for r in below):g}."
-        )
+        least = min(record.reward or 0.0 for record in below.values())
+        message = f"The right answer earns less than {reference.full:g} on "
+        message += f"{on_samples(below, scored)}; the least is {least:g}."
         severity = Severity.LOW if len(below) == len(scored) else None
-        found.append(finding("gold-below-full", message, below, severity=severity))
+        shown = list(below.values())
+        found.append(finding("gold-below-full", message, shown, severity=severity))
     return found
 
 
@@ -269,7 +253,7 @@ def _all_fail(audit: AuditContext, records: list[EpisodeRecord]) -> Finding:
     tried = f"{counted(len(records), 'sample')} tried"
     if records[0].policy == SCRIPT:
         name = Path(str(audit.options.gold)).name
-        output = str(records[0].notes.get("output", ""))[-_OUTPUT:]
+        output = records[0].output[-1000:]
         message = f"The solution script {name} earns nothing on {tried}. It said: "
         message += output.strip()[-200:] or "nothing"
         return finding("gold-fails", message, records, output=output)
@@ -283,21 +267,20 @@ def _all_fail(audit: AuditContext, records: list[EpisodeRecord]) -> Finding:
 
 
 def _inverted(audit: AuditContext) -> list[Finding]:
+    gold, unknowing = audit.reference.gold, audit.reference.null
     pairs = [
         (record, null)
-        for id, record in audit.reference.gold.items()
-        if (null := audit.reference.null.get(id)) is not None
+        for id, record in gold.items()
+        if (null := unknowing.get(id)) is not None
         and record.reward is not None
         and null.reward is not None
         and record.reward < null.reward - TINY
     ]
-    if not pairs or 2 * len(pairs) < len(audit.reference.gold):
+    if not pairs or 2 * len(pairs) < len(gold):
         return []
     record, null = pairs[0]
-    message = (
-        f"The right answer earns {record.reward:g} where 'I do not know.' earns {null.reward:g}, "
-        f"on {part_of(len(pairs), len(audit.reference.gold), 'sample')}."
-    )
+    message = f"The right answer earns {record.reward:g} where 'I do not know.' earns "
+    message += f"{null.reward:g}, on {on_samples(pairs, gold)}."
     severity = Severity.HIGH if _compares(audit) or (null.reward or 0) > TINY else Severity.MEDIUM
     return [finding("inverted-reward", message, record, severity=severity)]
 
@@ -314,8 +297,5 @@ def _compares(audit: AuditContext) -> bool:
 
 
 def _answer_to(sample: Sample, audit: AuditContext) -> str:
-    named = audit.gold_of(sample)
-    if named is not None:
-        return named
     texts = choice_texts(sample) if sample.choices else None
-    return ", ".join(texts or targets(sample))
+    return audit.gold.of(sample) or ", ".join(texts or targets(sample))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from statistics import median
 
 from inspect_ai.dataset import Sample
 
 from inspect_rl_audit.contract import AuditContext
-from inspect_rl_audit.policies import choice_texts, holds, targets
+from inspect_rl_audit.policies import choice_texts, holds, letters_of, targets
 from inspect_rl_audit.probes.baselines import chance_of
 from inspect_rl_audit.probes.copies import (
     find_copies,
@@ -21,27 +21,18 @@ from inspect_rl_audit.probes.copies import (
     one_line,
     question,
 )
-from inspect_rl_audit.records import BySample, EpisodeRecord, Finding, Severity, finding, per_sample
+from inspect_rl_audit.records import (
+    BySample,
+    EpisodeRecord,
+    Finding,
+    Severity,
+    finding,
+    on_samples,
+    per_sample,
+)
 from inspect_tinker_plugin.plugins import counted, part_of
 
 _LABEL = r"(?:answer|solution|target|correct|gold|label|key|expected|hint|truth|result)\w*"
-
-_QUESTION = 3
-"""Minimum number of words of a question that can be recognised in a prompt."""
-
-_FAR = 8
-"""Times the usual length from which an input is far longer; at most one in as many is."""
-
-_FAR_TOKENS = 250
-"""Tokens that it is longer by, at least."""
-
-_FAR_LEAST = 5
-"""Samples from which there is a usual length."""
-
-_LISTED = 50
-
-_NEXT = 60
-"""Characters after a question in which an example has its answer."""
 
 _NO_LEAK = ("yes", "no", "true", "false", "a", "i", "none", "the", "c", "correct")
 """Targets that occur in prompts by chance."""
@@ -55,20 +46,17 @@ class SampleChecks:
         if not audit.samples:
             return [finding("no-samples", "The task has no samples.")]
         boxed = {s.id for s in audit.wide if await audit.stage.sandbox_of(s) is not None}
-        found = _failures(audit, boxed)
-        found += find_copies(audit.samples)
-        found += find_near(audit)
-        found += find_overlap(audit)
-        found += _targets(audit)
-        found += _leaks(audit)
-        found += _prompts(audit)
-        found += _tools(audit)
-        found += _epochs(audit)
-        return found
-
-
-def _prompt(record: EpisodeRecord) -> str:
-    return str(record.notes.get("prompt", ""))
+        return [
+            *_failures(audit, boxed),
+            *find_copies(audit.samples),
+            *find_near(audit.samples),
+            *find_overlap(audit.samples, audit.options.test_samples),
+            *_targets(audit),
+            *_leaks(audit),
+            *_prompts(audit),
+            *_tools(audit),
+            *_epochs(audit),
+        ]
 
 
 # failures
@@ -96,9 +84,7 @@ def _failures(audit: AuditContext, boxed: Set[int | str | None]) -> list[Finding
         )
     silent = [r for r in null.values() if r.turns == 0 and r.error is None]
     if silent:
-        message = (
-            f"The solver asked the model nothing on {part_of(len(silent), len(null), 'sample')}."
-        )
+        message = f"The solver asked the model nothing on {on_samples(silent, null)}."
         severity = Severity.HIGH if len(silent) == len(null) else Severity.MEDIUM
         found.append(finding("no-model-call", message, silent, severity=severity))
     return found
@@ -108,16 +94,16 @@ def _failures(audit: AuditContext, boxed: Set[int | str | None]) -> list[Finding
 
 
 def _targets(audit: AuditContext) -> list[Finding]:
-    some = any(targets(sample) for sample in audit.samples)
-    found = _report_each(audit.samples, "target-unreachable", _unreachable)
-    if some:
-        found += _report_each(audit.samples, "empty-target", _empty)
-    found += _report_each(audit.samples, "duplicate-choices", _doubled)
+    samples = audit.samples
+    found = _report_each(samples, "target-unreachable", _unreachable)
+    if any(map(targets, samples)):
+        found += _report_each(samples, "empty-target", _empty)
+    found += _report_each(samples, "duplicate-choices", _doubled)
     return found + _imbalance(audit)
 
 
 def _report_each(
-    samples: Iterable[Sample], code: str, problem_of: Callable[[Sample], str | None]
+    samples: Sequence[Sample], code: str, problem_of: Callable[[Sample], str | None]
 ) -> list[Finding]:
     seen: BySample = {
         sample.id: (message, {"target": sample.target, "choices": sample.choices})
@@ -152,7 +138,7 @@ def _imbalance(audit: AuditContext) -> list[Finding]:
     if len(known) < 8:
         return []
     if all(sample.choices for sample in audit.samples):
-        known = [position for sample in audit.samples if (position := _position(sample))]
+        known = [",".join(letters) for s in audit.samples if (letters := letters_of(s))]
         fair = max(2, min(len(sample.choices or []) for sample in audit.samples))
     else:
         fair = len(set(known))
@@ -170,19 +156,13 @@ def _imbalance(audit: AuditContext) -> list[Finding]:
     return [finding("target-imbalance", message, severity=severity, target=text)]
 
 
-def _position(sample: Sample) -> str:
-    choices = sample.choices or []
-    right = [text for text in choice_texts(sample) or [] if text in choices]
-    return ",".join(chr(ord("A") + choices.index(text)) for text in right)
-
-
 # what the model is shown
 
 
 def _leaks(audit: AuditContext) -> list[Finding]:
     """Report targets in the prompt, except where the task is like that (reading, choosing)."""
     null = audit.reference.null
-    prompts = {id: _prompt(record) for id, record in null.items() if record.turns}
+    prompts = {id: record.prompt for id, record in null.items() if record.turns}
     by_id = {sample.id: sample for sample in audit.wide}
     wanted = {
         id: targets(by_id[id])[0].strip()
@@ -213,20 +193,19 @@ def _leaks(audit: AuditContext) -> list[Finding]:
     inputs, count = seen[Severity.MEDIUM], sum(map(len, seen.values()))
     # reading, extracting, sorting, picking out: in such tasks most inputs contain the answer
     if inputs and count > 3 and 2 * count >= len(wanted):
-        on = part_of(len(inputs), len(wanted), "sample")
-        message = f"Targets are in the input of {on}, as in reading tasks."
+        message = f"Targets are in the input of {on_samples(inputs, wanted)}, as in reading tasks."
         records = [record for _, record in inputs.values()]
         return [*found, finding("target-in-prompt", message, records, severity=Severity.LOW)]
     return found + per_sample("target-in-prompt", inputs, severity=Severity.MEDIUM)
 
 
 def _is_answered(prompt: str, own: str, target: str) -> bool:
-    """Whether a prompt has a sample's question a second time, with the answer behind it."""
+    """Whether a prompt has a sample's question a second time, with the answer soon behind it."""
     asked, text = one_line(own).lower(), one_line(prompt).lower()
-    if len(asked.split()) < _QUESTION or holds(asked, target):
-        return False
+    if len(asked.split()) < 3 or holds(asked, target):
+        return False  # too short to be recognised
     parts = text.split(asked)
-    return len(parts) > 2 and any(holds(part[:_NEXT], target) for part in parts[1:])
+    return len(parts) > 2 and any(holds(part[:60], target) for part in parts[1:])
 
 
 def _is_labelled(prompt: str, target: str) -> bool:
@@ -248,38 +227,42 @@ def _prompts(audit: AuditContext) -> list[Finding]:
     bare = {
         id: ("The model is shown nothing to answer.", record)
         for id, record in null.items()
-        if not re.search(r"\w", _prompt(record))
+        if not re.search(r"\w", record.prompt)
     }
     found = per_sample("empty-prompt", bare)
     groups: dict[str, list[EpisodeRecord]] = defaultdict(list)
-    for record in null.values():
-        if record.sample not in bare:
-            groups[_prompt(record)].append(record)
+    for id, record in null.items():
+        if id not in bare:
+            groups[record.prompt].append(record)
     for group in groups.values():
         inputs = {one_line(question(by_id[record.sample])) for record in group}
         wanted = {str(by_id[record.sample].target) for record in group}
         if len(inputs) > 1 and len(wanted) > 1:
-            message = f"{part_of(len(group), len(null), 'sample')} show the model the same prompt."
+            message = f"{on_samples(group, null)} show the model the same prompt."
             found.append(finding("same-prompt", message, group))
     hidden: BySample = {
-        id: (f"None of its {len(by_id[id].choices or [])} choices is in the prompt.", {})
+        id: (f"None of its {len(choices)} choices is in the prompt.", {})
         for id, record in null.items()
-        if by_id[id].choices and not _shows_a_choice(by_id[id], record)
+        if (choices := by_id[id].choices) and not _shows_a_choice(choices, record.prompt)
     }
     found += per_sample("choices-not-shown", hidden)
     found += _far_longer(audit.samples)
-    most = audit.options.prompt_tokens
-    if most is None:
+    if (most := audit.options.prompt_tokens) is None:
         return found
 
     def too_long(sample: Sample) -> str | None:
         record = audit.reference.null_of(sample)
-        tokens = max(_tokens(question(sample)), _tokens("" if record is None else _prompt(record)))
+        tokens = max(_tokens(question(sample)), _tokens("" if record is None else record.prompt))
         if tokens <= most:
             return None
         return f"The prompt has about {counted(tokens, 'token')}, over {most:,}."
 
     return found + _report_each(audit.samples, "prompt-too-long", too_long)
+
+
+def _shows_a_choice(choices: Sequence[str], prompt: str) -> bool:
+    text = one_line(prompt).lower()
+    return any(one_line(choice).lower() in text for choice in choices)
 
 
 def _tokens(text: str) -> int:
@@ -288,23 +271,18 @@ def _tokens(text: str) -> int:
 
 
 def _far_longer(samples: Sequence[Sample]) -> list[Finding]:
-    """Report a few inputs that are many times as long as most."""
+    """Report a few inputs, one in eight at most, that are many times as long as most."""
     sizes = {sample.id: _tokens(question(sample)) for sample in samples}
     usual = median(sizes.values())
-    far = [id for id, size in sizes.items() if size > max(_FAR * usual, usual + _FAR_TOKENS)]
-    if not far or len(sizes) < _FAR_LEAST or len(far) > max(1, len(sizes) // _FAR):
+    far = [id for id, size in sizes.items() if size > max(8 * usual, usual + 250)]
+    if not far or len(sizes) < 5 or len(far) > max(1, len(sizes) // 8):
         return []
     longest = max(far, key=lambda id: sizes[id])
     message = (
-        f"The input of {part_of(len(far), len(sizes), 'sample')} is far longer than the others': "
+        f"The input of {on_samples(far, sizes)} is far longer than the others': "
         f"up to {counted(sizes[longest], 'token')}, where half have at most {usual:,.0f}."
     )
-    return [finding("prompt-outlier", message, sample=longest, samples=far[:_LISTED])]
-
-
-def _shows_a_choice(sample: Sample, record: EpisodeRecord) -> bool:
-    prompt = one_line(_prompt(record)).lower()
-    return any(one_line(choice).lower() in prompt for choice in sample.choices or [])
+    return [finding("prompt-outlier", message, sample=longest, samples=far[:50])]
 
 
 def _tools(audit: AuditContext) -> list[Finding]:

@@ -37,9 +37,6 @@ _AT_ONCE = (0.0,) * len(_PAUSES)
 DELAY = 4.0
 """Seconds that a reply is late, to see whether time counts."""
 
-_MUCH = 3
-"""How many times the limit the slowest policy may take."""
-
 
 @dataclass(frozen=True)
 class ScorerChecks:
@@ -64,10 +61,11 @@ async def _check_repeatable(audit: AuditContext) -> list[Finding]:
     samples = audit.some(audit.chosen, 2)
     again: list[Play] = []
     for number, sample in enumerate(samples):
-        after = _rescore(_AT_ONCE if number else _PAUSES)
-        again += _honest(audit, sample, "rescored", after=after)
-    after = _other_times(audit.task.scorer or [])
-    times = [play for sample in samples for play in _honest(audit, sample, "clock", after=after)]
+        pauses = _PAUSES if number == 0 else _AT_ONCE
+        again += _honest(audit, sample, "rescored", _score_again([(each, 0.0) for each in pauses]))
+    off = [(0.0, hours * 3600.0 + 1801.0) for hours in (5, 11, 17, 24 * 3, 24 * 200, 24 * 800)]
+    later = _score_again(off, audit.task.scorer or [])
+    times = [play for sample in samples for play in _honest(audit, sample, "clock", later)]
     found = []
     for code, plays, how in (
         ("scorer-not-repeatable", again, f"{TIMES} times, has the scores"),
@@ -77,7 +75,7 @@ async def _check_repeatable(audit: AuditContext) -> list[Finding]:
         for record in await audit.stage.run(plays, alone=True):
             values = record.notes.get("scored") or []
             if any(value != values[0] for value in values):
-                message = f"The same state, scored {how} {_listed(values)}."
+                message = f"The same state, scored {how} {', '.join(map(str, values))}."
                 found.append(finding(code, message, record, sample=record.sample, values=values))
                 break
         if found and plays is again:
@@ -87,15 +85,12 @@ async def _check_repeatable(audit: AuditContext) -> list[Finding]:
 
 async def _compare_episodes(audit: AuditContext, samples: Sequence[Sample]) -> list[Finding]:
     """Compare equal episodes, also with what they earned first: a scorer may remember answers."""
-    plays = [
-        replace(play, repeat=n)
-        for sample in samples
-        for play in _honest(audit, sample, "repeated")
-        for n in range(1, TIMES + 1)
-    ]
-    late = [replace(play, delay=DELAY) for play in _honest(audit, samples[0], "late")]
+    plays = [replace(play, delay=DELAY) for play in _honest(audit, samples[0], "late")]
+    for sample in samples:
+        for play in _honest(audit, sample, "repeated"):
+            plays += [replace(play, repeat=n) for n in range(1, TIMES + 1)]
     by_play: dict[tuple[str, int | str], list[EpisodeRecord]] = defaultdict(list)
-    for record in await audit.stage.run([*late, *plays]):
+    for record in await audit.stage.run(plays):
         if record.reward is not None and record.limit not in ("time", "working"):
             by_play[record.kind, record.sample].append(record)
     found: dict[str, Finding] = {}
@@ -107,7 +102,7 @@ async def _compare_episodes(audit: AuditContext, samples: Sequence[Sample]) -> l
         equal = first + [record for record in records if record not in delayed]
         rewards = [record.reward or 0.0 for record in equal]
         if rewards and max(rewards) - min(rewards) > TINY:
-            message = f"{len(rewards)} equal episodes earn {_listed(rewards)}"
+            message = f"{len(rewards)} equal episodes earn {', '.join(map(str, rewards))}"
             message += ", the first of them early in the audit." if first else "."
             return [finding("reward-not-repeatable", message, equal[-1], sample=id, values=rewards)]
         for record in delayed if equal else []:
@@ -122,35 +117,27 @@ def _honest(
     audit: AuditContext, sample: Sample, check: str, after: Move | None = None
 ) -> Iterator[Play]:
     """Yield plays of the two honest policies: without the answer, and with it where it is known."""
-    reply = always(UNKNOWING)
-    policy = f"{check}:unknowing"
-    yield Play(policy=policy, kind="unknowing", sample=sample, reply=reply, after=after)
+    unknowing = Play(
+        policy=f"{check}:unknowing",
+        kind="unknowing",
+        sample=sample,
+        reply=always(UNKNOWING),
+        after=after,
+    )
+    yield unknowing
     if sample.id in audit.reference.gold:
-        reply = gold_reply(sample, audit.reference.form, audit.gold_of(sample))
-        yield Play(policy=f"{check}:gold", kind="right", sample=sample, reply=reply, after=after)
+        reply = gold_reply(sample, audit.reference.form, audit.gold.of(sample))
+        yield replace(unknowing, policy=f"{check}:gold", kind="right", reply=reply)
 
 
-# scoring a state again
+def _score_again(times: Sequence[tuple[float, float]], scorers: Sequence[object] = ()) -> Move:
+    """Score a state once, and again for each pause and shift of the clock that the scorers see."""
 
-
-def _rescore(pauses: Sequence[float]) -> Move:
     async def after(state: TaskState, notes: Notes) -> None:
         values = [await _score_once(state)]
-        for pause in pauses:
+        for pause, shift in times:
             await asyncio.sleep(pause)
-            values.append(await _score_once(state))
-        notes["scored"] = values
-
-    return after
-
-
-def _other_times(scorers: Sequence[object]) -> Move:
-    """Score while the scorers' own modules see other times."""
-
-    async def after(state: TaskState, notes: Notes) -> None:
-        values = [await _score_once(state)]
-        for hours in (5, 11, 17, 24 * 3, 24 * 200, 24 * 800):
-            with shifted_clock(scorers, hours * 3600.0 + 1801.0):
+            with shifted_clock(scorers, shift):
                 values.append(await _score_once(state))
         notes["scored"] = values
 
@@ -240,17 +227,13 @@ def _speed(audit: AuditContext) -> list[Finding]:
     usual = statistics.median(record.scoring_seconds for record in fastest.values())
     slowest = max(fastest.values(), key=lambda record: record.scoring_seconds)
     limit = audit.options.slow_scoring
-    if usual < limit and slowest.scoring_seconds < _MUCH * limit:
+    if usual < limit and slowest.scoring_seconds < 3 * limit:
         return []
     message = (
         f"Scoring usually takes {usual:.1f} s, and {slowest.scoring_seconds:.1f} s for the "
         f"policy {slowest.policy}."
     )
     return [finding("scorer-slow", message, slowest)]
-
-
-def _listed(values: Sequence[object]) -> str:
-    return ", ".join(f"{value}" for value in values)
 
 
 # the scorer's code
@@ -351,7 +334,7 @@ def _shifted(value: object, seconds: float) -> object:
     def later() -> float:
         return time.time() + seconds
 
-    clocks: dict[str, object] = {
+    functions: dict[str, object] = {
         "time": later,
         "time_ns": lambda: int(later() * 1e9),
         "monotonic": lambda: time.monotonic() + seconds,
@@ -360,17 +343,13 @@ def _shifted(value: object, seconds: float) -> object:
         "gmtime": lambda at=None: time.gmtime(later() if at is None else at),
         "strftime": lambda form, at=None: time.strftime(form, at or time.localtime(later())),
     }
-    others = {dates.datetime: LaterDatetime, dates.date: LaterDate}
-    if value is time:
-        return _copy_with(time, clocks)
-    if value is dates:
-        return _copy_with(dates, {kind.__name__: other for kind, other in others.items()})
-    known = [*others.items(), *((getattr(time, name), clocks[name]) for name in clocks)]
-    return next((other for real, other in known if value is real), None)
-
-
-def _copy_with(real: ModuleType, others: Mapping[str, object]) -> ModuleType:
-    """Return a copy of a module with some names replaced."""
-    copy = ModuleType(real.__name__)
-    vars(copy).update({**vars(real), **others})
-    return copy
+    classes: dict[str, object] = {"datetime": LaterDatetime, "date": LaterDate}
+    for module, others in ((time, functions), (dates, classes)):
+        if value is module:
+            copy = ModuleType(module.__name__)
+            vars(copy).update({**vars(module), **others})
+            return copy
+        for name, other in others.items():
+            if value is getattr(module, name):
+                return other
+    return None

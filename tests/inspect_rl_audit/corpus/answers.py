@@ -9,7 +9,7 @@ import json
 import random
 import re
 import time
-from collections.abc import Callable, MutableSequence
+from collections.abc import Callable, Mapping, MutableSequence
 from functools import cache
 from typing import Any
 
@@ -57,6 +57,7 @@ from tests.inspect_rl_audit.corpus import CORPUS, Planted, planted
 
 from inspect_rl_audit.records import ModelAttempt
 from inspect_tinker_plugin.testing import scripted_model
+from inspect_tinker_plugin.train import EpisodeCost
 
 CAPITALS = {
     "France": "Paris",
@@ -68,14 +69,19 @@ CAPITALS = {
     "Greece": "Athens",
     "Poland": "Warsaw",
 }
+RIVERS = {"Vienna": ["Danube", "Donau"], "Cologne": ["Rhine", "Rhein"], "Rome": ["Tiber"]}
 HOLE = Sample(id="hole", input="What is the capital of Atlantis?", target="")
 
 
-def capitals() -> list[Sample]:
+def asked(question: str, answers: Mapping[Any, str | list[str]]) -> list[Sample]:
+    """Samples by their ids, all asked in the same words."""
     return [
-        Sample(id=land, input=f"What is the capital of {land}?", target=town)
-        for land, town in CAPITALS.items()
+        Sample(id=id, input=question.format(id), target=target) for id, target in answers.items()
     ]
+
+
+def capitals() -> list[Sample]:
+    return asked("What is the capital of {}?", CAPITALS)
 
 
 def sums() -> list[Sample]:
@@ -160,68 +166,85 @@ def is_new(said: str, target: str) -> bool:
     return target in said and new
 
 
-Judge = Callable[[str, str], Any]
+def judged(
+    name: str,
+    judge: Callable[[str, str], Any],
+    *codes: str,
+    probe: str | None = None,
+    samples: Callable[[], list[Sample]] = capitals,
+) -> None:
+    """Put a task into the corpus whose scorer is a function of completion and target."""
+    options = {} if probe is None else {"probes": [probe]}
 
-JUDGES: dict[str, tuple[tuple[str, ...], str, Judge]] = {
-    "full whatever is said": (("constant-reward",), "", lambda s, t: 1.0),
-    "a coin": (("scorer-not-repeatable",), "scorer", lambda s, t: random.random()),
-    "office hours": (
-        ("time-dependent-score",),
-        "scorer",
-        lambda s, t: t in s and datetime.datetime.now().hour % 2 == 0,
-    ),
-    "only what is new": (("reward-not-repeatable",), "scorer", is_new),
-    "turned around": (("inverted-reward",), "gold", lambda s, t: t not in s),
-    "an exception is a pass": (("garbage-answer",), "answers", after_an_exception),
-    "nothing to find": (("scorer-raises",), "", last_word_or_nothing),
-    "no number": (("unscored",), "", lambda s, t: 1.0 if t in s else float("nan")),
-    "to the last sign": (
-        (
-            *("case-sensitive", "whitespace-sensitive", "punctuation-sensitive"),
-            *("answer-lost-in-reasoning", "answer-lost-when-long"),
-        ),
-        "answers",
-        lambda s, t: s == t,
-    ),
-    "half in lower case": (
-        ("case-sensitive",),
-        "answers",
-        lambda s, t: 0.5 * (t.lower() in s.lower()) + 0.5 * (t.lower() in s),
-    ),
-    "capitals alone": (("case-pays",), "answers", lambda s, t: t in s or s.isupper()),
-    "refusing is safe": (("refusal",), "baselines", lambda s, t: "can't help" in s or t in s),
-    "silence is golden": (
-        ("negative-reward",),
-        "",
-        lambda s, t: 1.0 if t in s else -1.0 if s.strip() else 0.0,
-    ),
-    "half is the most": (
-        ("gold-below-full", "padding-pays"),
-        "",
-        lambda s, t: 0.5 * (t in s) + 0.5 * (len(s) > 400),
-    ),
-    "ten points": (("reward-above-one",), "scorer", lambda s, t: 10.0 * (s.strip() == t)),
-    "every mention counts": (
-        ("padding-pays", "unbounded-reward"),
-        "answers",
-        lambda s, t: float(s.count(t)),
-    ),
-}
+    def make() -> Task:
+        return Task(dataset=samples(), scorer=scoring(judge))
 
-CORPUS.extend(
-    Planted(
-        name,
-        codes,
-        lambda judge=judge: Task(dataset=capitals(), scorer=scoring(judge)),  # type: ignore[misc]
-        {"probes": [probe]} if probe else {},
-    )
-    for name, (codes, probe, judge) in JUDGES.items()
+    CORPUS.append(Planted(name, codes, make, options))
+
+
+judged("full whatever is said", lambda s, t: 1.0, "constant-reward")
+judged("a coin", lambda s, t: random.random(), "scorer-not-repeatable", probe="scorer")
+judged(
+    "office hours",
+    lambda s, t: t in s and datetime.datetime.now().hour % 2 == 0,
+    "time-dependent-score",
+    probe="scorer",
 )
-
-
-@planted("unbounded-reward", probes=["answers"])
-def no_end_to_the_penalty() -> Task:
-    return Task(dataset=sums(), scorer=scoring(distance))
+judged("only what is new", is_new, "reward-not-repeatable", probe="scorer")
+judged("turned around", lambda s, t: t not in s, "inverted-reward", probe="gold")
+judged("an exception is a pass", after_an_exception, "garbage-answer", probe="answers")
+judged("nothing to find", last_word_or_nothing, "scorer-raises")
+judged("no number", lambda s, t: 1.0 if t in s else float("nan"), "unscored")
+judged(
+    "to the last sign",
+    lambda s, t: s == t,
+    *("case-sensitive", "whitespace-sensitive", "punctuation-sensitive"),
+    *("answer-lost-in-reasoning", "answer-lost-when-long"),
+    probe="answers",
+)
+judged(
+    "half in lower case",
+    lambda s, t: 0.5 * (t.lower() in s.lower()) + 0.5 * (t.lower() in s),
+    "case-sensitive",
+    probe="answers",
+)
+judged("capitals alone", lambda s, t: t in s or s.isupper(), "case-pays", probe="answers")
+judged("refusing is safe", lambda s, t: "can't help" in s or t in s, "refusal", probe="baselines")
+judged(
+    "silence is golden",
+    lambda s, t: 1.0 if t in s else -1.0 if s.strip() else 0.0,
+    "negative-reward",
+)
+judged(
+    "half is the most",
+    lambda s, t: 0.5 * (t in s) + 0.5 * (len(s) > 400),
+    *("gold-below-full", "padding-pays"),
+)
+judged("ten points", lambda s, t: 10.0 * (s.strip() == t), "reward-above-one", probe="scorer")
+judged(
+    "every mention counts",
+    lambda s, t: float(s.count(t)),
+    *("padding-pays", "unbounded-reward"),
+    probe="answers",
+)
+judged("no_end_to_the_penalty", distance, "unbounded-reward", probe="answers", samples=sums)
+judged(
+    "any_number_will_do",
+    lambda s, t: re.search(r"ANSWER: \d+\s*$", s) is not None,
+    "wrong-answer-accepted",
+    probe="answers",
+    samples=sums,
+)
+judged(
+    "a_target_is_taken_for_a_pattern",
+    lambda s, t: re.search(rf"\b{t}\s*$", s) is not None,
+    "gold-fails",
+    probe="gold",
+    samples=lambda: asked(
+        "Which language has number {}?",
+        dict(enumerate(["Ada", "Rust", "Haskell", "C (99)", "Lisp", "Zig"])),
+    ),
+)
 
 
 @planted("empty-reply", "hedged-answer", "substring-match", "negated-answer")
@@ -229,18 +252,11 @@ def one_target_is_empty_and_any_word_counts() -> Task:
     return Task(dataset=[*capitals(), HOLE], scorer=includes())
 
 
-@planted("wrong-answer-accepted", probes=["answers"])
-def any_number_will_do() -> Task:
-    judge = scoring(lambda said, target: re.search(r"ANSWER: \d+\s*$", said) is not None)
-    return Task(dataset=sums(), scorer=judge)
-
-
 @planted("catch-all-answer", probes=["baselines"])
 def letters_anywhere() -> Task:
-    samples = [
-        Sample(id=n, input=f"Statement {n}: is it right, yes or no?", target=("yes", "no")[n % 2])
-        for n in range(8)
-    ]
+    samples = asked(
+        "Statement {}: is it right, yes or no?", {n: ("yes", "no")[n % 2] for n in range(8)}
+    )
     return Task(dataset=samples, scorer=includes())
 
 
@@ -278,22 +294,8 @@ def it_thinks_it_over() -> Task:
 
 @planted("alternative-fails", probes=["gold"])
 def only_the_first_target() -> Task:
-    samples = [
-        Sample(id=1, input="Name the river of Vienna.", target=["Danube", "Donau"]),
-        Sample(id=2, input="Name the river of Cologne.", target=["Rhine", "Rhein"]),
-    ]
+    samples = asked("Name the river of {}.", {k: RIVERS[k] for k in ("Vienna", "Cologne")})
     judge = scoring_state(lambda state, target: target[0] in state.output.completion)
-    return Task(dataset=samples, scorer=judge)
-
-
-@planted("gold-fails", probes=["gold"])
-def a_target_is_taken_for_a_pattern() -> Task:
-    languages = ["Ada", "Rust", "Haskell", "C (99)", "Lisp", "Zig"]
-    samples = [
-        Sample(id=n, input=f"Which language has number {n}?", target=name)
-        for n, name in enumerate(languages)
-    ]
-    judge = scoring(lambda said, target: re.search(rf"\b{target}\s*$", said) is not None)
     return Task(dataset=samples, scorer=judge)
 
 
@@ -466,10 +468,8 @@ def reading_is_copying() -> Task:
 
 @planted("constant-answer", probes=["baselines"])
 def nearly_always_yes() -> Task:
-    samples = [
-        Sample(id=n, input=f"Does statement number {n} hold?", target="no" if n == 3 else "yes")
-        for n in range(10)
-    ]
+    answers = {n: "no" if n == 3 else "yes" for n in range(10)}
+    samples = asked("Does statement number {} hold?", answers)
     return Task(dataset=samples, scorer=match(location="end"))
 
 
@@ -491,22 +491,30 @@ def more_than_there_is_time_for() -> Task:
     return Task(dataset=capitals(), scorer=match())
 
 
-def attempt(sample: str, reward: float | None, **fields: Any) -> ModelAttempt:
+def attempt(
+    sample: str, reward: float | None, *, stop: str = "stop", failed: bool = False
+) -> ModelAttempt:
     """One of a real model's attempts; those at one sample are a group."""
-    given: dict[str, Any] = {
-        "stop": "stop",
-        "turns": 1,
-        "input_tokens": 100,
-        "output_tokens": 50,
-        "cached_tokens": 0,
-        "trained_tokens": None,
-        "seconds": 1.0,
-        "sandbox_seconds": 0.0,
-        "failed": False,
-        "log": "x.eval",
-        "epoch": 1,
-    }
-    return ModelAttempt(sample=sample, group=sample, reward=reward, **{**given, **fields})
+    cost = EpisodeCost(
+        turns=1,
+        prefilled=100,
+        cached=0,
+        sampled=50,
+        trained=150,
+        sandbox_seconds=0.0,
+        seconds=1.0,
+        exact=True,
+    )
+    return ModelAttempt(
+        sample=sample,
+        group=sample,
+        reward=reward,
+        stop=stop,
+        cost=cost,
+        failed=failed,
+        log="x.eval",
+        epoch=1,
+    )
 
 
 TRIED = [
@@ -625,14 +633,11 @@ def clean_agent() -> Task:
 def clean_overlap() -> Task:
     """Some of the words of an answer pay a part; too many words cost."""
     names = ["Jane Austen", "Leo Tolstoy", "Toni Morrison", "Lu Xun", "Ama Ata Aidoo"]
-    samples = [Sample(id=n, input=f"Who wrote book {n}?", target=t) for n, t in enumerate(names)]
-    return Task(dataset=samples, scorer=f1())
+    return Task(dataset=asked("Who wrote book {}?", dict(enumerate(names))), scorer=f1())
 
 
 def clean_several_targets() -> Task:
-    rivers = {"Vienna": ["Danube", "Donau"], "Cologne": ["Rhine", "Rhein"], "Rome": ["Tiber"]}
-    samples = [Sample(id=t, input=f"The river of {t}?", target=r) for t, r in rivers.items()]
-    return Task(dataset=samples, scorer=match(location="exact"))
+    return Task(dataset=asked("The river of {}?", RIVERS), scorer=match(location="exact"))
 
 
 def clean_ten_points() -> Task:
@@ -676,10 +681,7 @@ def clean_numbers_of_questions() -> Task:
         return bool(numbers) and abs(float(numbers[-1]) - float(target)) <= 0.01 * float(target)
 
     constants = [3.14, 2.718, 1.618, 0.577, 1.414, 9.81, 6.022, 8.314]
-    samples = [
-        Sample(id=n, input=f"What is constant number {n}?", target=str(constant))
-        for n, constant in enumerate(constants)
-    ]
+    samples = asked("What is constant number {}?", dict(enumerate(map(str, constants))))
     return Task(dataset=samples, scorer=scoring(judge))
 
 

@@ -1,4 +1,4 @@
-"""Attacks in the sandbox: policies that attack the scoring, or look for the answer, there.
+"""Cheats: attacks on the scoring, by moves in the sandbox and by code in the reply.
 
 A cheat succeeds when it earns more than an honest policy without an answer that acts in the same
 way, and when it did change what it meant to change. It uses the task's tools if they run
@@ -21,11 +21,11 @@ from typing import Any
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelOutput
 from inspect_ai.solver import TaskState
+from inspect_ai.tool import ToolInfo
 
 from inspect_rl_audit import moves
-from inspect_rl_audit.contract import TINY, AuditContext
+from inspect_rl_audit.contract import AuditContext, beats
 from inspect_rl_audit.policies import (
-    FORMS,
     UNKNOWING,
     Move,
     Notes,
@@ -34,22 +34,89 @@ from inspect_rl_audit.policies import (
     always,
     holds,
     right_answer,
+    shown,
     targets,
+    to_all,
 )
 from inspect_rl_audit.probes.scorer import files_named
-from inspect_rl_audit.records import CODES, EpisodeRecord, Finding, Severity, finding
+from inspect_rl_audit.records import (
+    CODES,
+    EpisodeRecord,
+    Finding,
+    Severity,
+    by_share,
+    finding,
+    on_samples,
+)
 from inspect_tinker_plugin import TurnRequest
-from inspect_tinker_plugin.plugins import part_of
 
 _FEW = 2
-_FORGERIES = {
-    "one": "1\n",
-    "grade": "C\n",
-    "words": "PASS\nPASSED\nOK\nsuccess\ntrue\n",
-    "json": '{"score": 1, "reward": 1.0, "passed": true, "success": true, "resolved": true, '
-    '"result": "pass", "status": "passed", "correct": true, "grade": "C", "failed": 0}\n',
+
+# code in the reply
+
+CODE_CHEATS: Mapping[str, str] = {
+    "exit-at-once": "code-exits-early",
+    "exit-silently": "code-exits-early",
+    "exit-when-called": "code-exits-early",
+    "equal-object": "code-always-equal",
+    "equal-text": "code-always-equal",
+    "patched-checks": "code-patches-checks",
+    "told-secrets": "code-reads-checks",
 }
-"""Contents of forged results."""
+"""Finding by name of a cheat; its code is in `attacks/code/`, for the function ``SOLUTION``."""
+
+_HONEST = "def SOLUTION(*args, **kwargs):\n    return None\n"
+_NAME = re.compile(r"\bdef\s+(\w+)\s*\(|\b(?:named|called|function)\s+`?(\w+)`?\s*\(")
+
+
+@dataclass(frozen=True)
+class ReplyCheats:
+    """Replies with Python code that cheats, to tasks whose sandbox may run it."""
+
+    async def __call__(self, audit: AuditContext) -> Sequence[Finding]:
+        samples = audit.some([s for s in audit.chosen if await _runs_code(audit, s)], _FEW)
+        if not samples or not audit.judged:
+            return []
+        honest = await audit.play("code:none", samples, to_all(_with_code(_HONEST)))
+        base = {record.sample: record for record in honest}
+        found: dict[str, Finding] = {}
+        for name, code in CODE_CHEATS.items():
+            if code in found:
+                continue
+            text = moves.read_attack(f"code/{name}.txt")
+            records = await audit.play(f"code:{name}", samples, to_all(_with_code(text)))
+            paid = [
+                r for r in records if audit.reference.beats_null(r) and beats(r, base.get(r.sample))
+            ]
+            if paid:
+                message = f"{CODES[code].meaning} {name!r} earned {paid[0].reward:g} on "
+                message += f"{on_samples(paid, records)}, where a function that returns nothing "
+                message += "earned less."
+                severity = by_share(paid, records)
+                found[code] = finding(code, message, paid, severity=severity, channel="reply")
+        return list(found.values())
+
+
+async def _runs_code(audit: AuditContext, sample: Sample) -> bool:
+    """Whether the scorer works in a sandbox; otherwise code might be run in this very process."""
+    record = audit.reference.null_of(sample)
+    if record is None or await audit.stage.sandbox_of(sample) is None:
+        return False
+    tools = [ToolInfo.model_validate(tool) for tool in record.notes.get("tools", [])]
+    if moves.command_call(tools, "") is not None:
+        return False  # the sandbox is reached through tools, see the other cheats
+    return "python" in record.prompt.lower() or bool(record.notes.get("scorer_did"))
+
+
+def _with_code(code: str) -> PolicyReply:
+    def text(request: TurnRequest) -> str:
+        names = [a or b for a, b in _NAME.findall(shown(request))]
+        return f"```python\n{code.replace('SOLUTION', names[-1] if names else 'solution')}```"
+
+    return always(text)
+
+
+# moves in the sandbox
 
 
 @dataclass(frozen=True)
@@ -57,11 +124,20 @@ class SandboxCheats:
     """Attacks tests, commands, clock and results in the sandbox, and searches it for the answer."""
 
     async def __call__(self, audit: AuditContext) -> Sequence[Finding]:
-        samples, host = await _with_sandbox(audit)
+        kinds = {}
+        for sample in audit.chosen:
+            kind = await audit.stage.sandbox_of(sample)
+            record = audit.reference.null_of(sample)
+            if kind is not None and record is not None and record.cause != "sandbox":
+                kinds[sample.id] = kind
+        samples = [sample for sample in audit.chosen if sample.id in kinds]
+        host = "local" in kinds.values()
         if not samples:
             return []
-        found = await read_host(audit, samples) if host else []
-        found += await search(audit, samples, host=host)
+        found = await _read_host(audit, samples[0]) if host else []
+        found += await _search(audit, samples, host=host)
+        if not host and not any(targets(sample) for sample in samples[:1]):
+            found += await _list_solutions(audit, samples[0])
         if not audit.judged:
             return found
         # an honest policy that runs a command and has no answer: the baseline for cheats
@@ -84,15 +160,20 @@ class Attack:
     script: str
 
 
-async def _with_sandbox(audit: AuditContext) -> tuple[list[Sample], bool]:
-    """Return the samples to attack, and whether their sandbox is this machine."""
-    kinds = {}
-    for sample in audit.chosen:
-        kind = await audit.stage.sandbox_of(sample)
-        record = audit.reference.null_of(sample)
-        if kind is not None and record is not None and record.cause != "sandbox":
-            kinds[sample.id] = kind
-    return [sample for sample in audit.chosen if sample.id in kinds], "local" in kinds.values()
+_FORGERIES = {
+    "one": "1\n",
+    "grade": "C\n",
+    "words": "PASS\nPASSED\nOK\nsuccess\ntrue\n",
+    "json": '{"score": 1, "reward": 1.0, "passed": true, "success": true, "resolved": true, '
+    '"result": "pass", "status": "passed", "correct": true, "grade": "C", "failed": 0}\n',
+}
+"""Contents of forged results."""
+
+_READS = re.compile(r"(?:cat|jq \S+|tail -n ?\d+)\s+([\w./-]+)")
+_COMPARED = re.compile(r"\b(?:cmp|diff)(?:\s+-\S+)*\s+([\w./-]+)\s+([\w./-]+)")
+
+_COMMANDS = {"python", "python3", "pytest", "diff", "cmp", "grep", "make", "node", "npm", "cargo",
+             "go", "gcc", "java", "ruby", "perl", "jq", "git", "sqlite3", "curl"}  # fmt: skip
 
 
 def _attacks(
@@ -111,13 +192,14 @@ def _attacks(
         read += [path for pair in _COMPARED.findall(command) for path in pair]
         first = command.split()[0].rpartition("/")[2]
         called += [first, *(w for w in re.findall(r"[\w.+-]+", command)[:40] if w in _COMMANDS)]
-    ours = [path for path in dict.fromkeys(named) if not host or not path.startswith("/")]
-    forged = [
-        path for path in dict.fromkeys([*read, *mentioned]) if not host or not path.startswith("/")
-    ]
+
+    def reachable(paths: Sequence[str]) -> list[str]:
+        return [path for path in dict.fromkeys(paths) if not (host and path.startswith("/"))]
+
+    run, forged = reachable(named), reachable([*read, *mentioned])
     script = partial(moves.attack, host=host)
-    tests = script("overwrite_tests", *(path for path in ours if path not in written))
-    process = script("leave_process", *ours, *sorted(written))
+    tests = script("overwrite_tests", *(path for path in run if path not in written))
+    process = script("leave_process", *run, *sorted(written))
     attacks = [
         Attack("tests-writable", "overwrite-tests", tests),
         Attack("tests-writable", "delete-tests", script("delete_tests")),
@@ -133,13 +215,6 @@ def _attacks(
     return attacks
 
 
-_READS = re.compile(r"(?:cat|jq \S+|tail -n ?\d+)\s+([\w./-]+)")
-_COMPARED = re.compile(r"\b(?:cmp|diff)(?:\s+-\S+)*\s+([\w./-]+)\s+([\w./-]+)")
-
-_COMMANDS = {"python", "python3", "pytest", "diff", "cmp", "grep", "make", "node", "npm", "cargo",
-             "go", "gcc", "java", "ruby", "perl", "jq", "git", "sqlite3", "curl"}  # fmt: skip
-
-
 async def _try(
     audit: AuditContext,
     attack: Attack,
@@ -151,20 +226,19 @@ async def _try(
     paid = [
         r
         for r in records
-        if r.reward is not None
-        and "CHANGED" in str(r.notes.get("output", ""))
-        and (honest := base.get(r.sample)) is not None
-        and r.reward > max(honest.reward or 0.0, 0.0) + TINY
+        if "CHANGED" in r.output
+        and r.sample in base
+        and beats(r, base[r.sample])
         and audit.reference.beats_null(r)
     ]
     if not paid:
         return []
-    changed = re.findall(r"CHANGED (.+)", str(paid[0].notes.get("output", "")))
+    changed = re.findall(r"CHANGED (.+)", paid[0].output)
     way = paid[0].notes.get("acted")
     how = "through the task's own tools" if way == moves.TOOLS else _FROM_OUTSIDE
     message = (
         f"{CODES[attack.code].meaning} {attack.name!r} earned {paid[0].reward:g} on "
-        f"{part_of(len(paid), len(records), 'sample')}, {how}. It changed {', '.join(changed[:4])}."
+        f"{on_samples(paid, records)}, {how}. It changed {', '.join(changed[:4])}."
     )
     more: dict[str, Any] = {"channel": way, "changed": changed[:10]}
     return [finding(attack.code, message, paid, severity=_grade(way), **more)]
@@ -176,21 +250,21 @@ _FROM_OUTSIDE = (
 )
 
 
-async def _clock(audit: AuditContext, sample: Sample) -> list[Finding]:
-    """See whether the clock may be set; it is not tried, for containers share their machine's."""
-    play = moves.play_script("cheat:clock", sample, moves.attack("may_set_clock"))
-    message = f"{CODES['clock-changed'].meaning} The clock was left alone: it is its machine's."
-    return [
-        finding("clock-changed", message, record, severity=_grade(way), channel=way)
-        for record in await audit.stage.run([play])
-        if "CLOCK" in str(record.notes.get("output", "")).split()
-        for way in [record.notes.get("acted")]
-    ]
-
-
 def _grade(way: object) -> Severity:
     """Grave by the task's own tools; from outside, this task's policy may have no way to do it."""
     return Severity.HIGH if way == moves.TOOLS else Severity.MEDIUM
+
+
+async def _clock(audit: AuditContext, sample: Sample) -> list[Finding]:
+    """See whether the clock may be set; it is not tried, for containers share their machine's."""
+    play = moves.play_script("cheat:clock", sample, moves.attack("may_set_clock"))
+    for record in await audit.stage.run([play]):
+        if "CLOCK" in record.output.split():
+            way = record.notes.get("acted")
+            message = CODES["clock-changed"].meaning
+            message += " The clock was left alone: it is its machine's."
+            return [finding("clock-changed", message, record, severity=_grade(way), channel=way)]
+    return []
 
 
 # leaks: places where a policy can read the answer
@@ -210,14 +284,14 @@ _STANDARD = {
 }  # fmt: skip
 
 
-async def search(audit: AuditContext, samples: Sequence[Sample], *, host: bool) -> list[Finding]:
+async def _search(audit: AuditContext, samples: Sequence[Sample], *, host: bool) -> list[Finding]:
     """Search for the target, and answer with it if it stands in a place of its own."""
     plays = []
     for sample in samples:
-        wanted = [audit.gold_of(sample)] if audit.gold_of(sample) else targets(sample)
-        if not wanted or sample.choices or len(str(wanted[0])) > 2000:
+        answer = audit.gold.of(sample) or next(iter(targets(sample)), "")
+        if not answer or sample.choices or len(answer) > 2000:
             continue
-        target = str(wanted[0]).strip().splitlines()[0][:200]
+        target = answer.strip().splitlines()[0][:200]
         packed = base64.b64encode(target.encode()).decode()
         script = moves.attack("search", host=host, TARGET64=packed)
         reply = moves.through_tools(script, _found_or_unknowing(audit, sample, target))
@@ -244,20 +318,20 @@ async def search(audit: AuditContext, samples: Sequence[Sample], *, host: bool) 
                 message += " (by a command run in the sandbox; the task has no tool for it)"
         records = [record for record, _ in seen]
         found.append(finding(code, message, records, severity=severity, **more))
-    return found + await _solution_files(audit, samples[:1], host=host)
+    return found
 
 
 def _found_or_unknowing(audit: AuditContext, sample: Sample, target: str) -> PolicyReply:
-    write = FORMS[audit.reference.form]
-
     def reply(request: TurnRequest, notes: Notes) -> ModelOutput | None:
         if notes.get("acted") == moves.TOOLS and "output" in notes:
             notes["places"] = judged_places(str(notes["output"]), target)
             notes["found_by"] = moves.TOOLS
         elif "acted" in notes:
             notes["found_by"] = moves.EXEC
-        right = right_answer(sample, request, audit.gold_of(sample))
-        return always(write(right) if notes.get("places") else UNKNOWING)(request, notes)
+        right = right_answer(sample, request, audit.gold.of(sample))
+        return always(audit.reference.write(right) if notes.get("places") else UNKNOWING)(
+            request, notes
+        )
 
     return reply
 
@@ -338,32 +412,27 @@ async def _in_image(target: str) -> str | None:
         return None
 
 
-async def _solution_files(
-    audit: AuditContext, samples: Sequence[Sample], *, host: bool
-) -> list[Finding]:
-    if host or any(targets(sample) for sample in samples):
-        return []
+async def _list_solutions(audit: AuditContext, sample: Sample) -> list[Finding]:
     script = moves.attack("list_solutions")
-    plays = [moves.play_script("cheat:list-solutions", s, script) for s in samples]
-    for record in await audit.stage.run(plays):
-        lines = str(record.notes.get("output", "")).splitlines()
-        files = [line for line in lines if line.startswith(("/", "."))]
+    play = moves.play_script("cheat:list-solutions", sample, script)
+    for record in await audit.stage.run([play]):
+        files = [line for line in record.output.splitlines() if line.startswith(("/", "."))]
         if files:
             message = f"{CODES['solution-readable'].meaning} Found: {', '.join(files[:5])}"
             return [finding("solution-readable", message, record, sample=record.sample)]
     return []
 
 
-async def read_host(audit: AuditContext, samples: Sequence[Sample]) -> list[Finding]:
+async def _read_host(audit: AuditContext, sample: Sample) -> list[Finding]:
     """Read the dataset's file, as any command of a policy could."""
     location = audit.task.dataset.location
     message = CODES["local-sandbox"].meaning
     if location and not re.match(r"\w+://", location):
         script = f"head -c 300 {quote(location)} && echo && echo READ"
-        play = moves.play_script("cheat:read-host", samples[0], script)
+        play = moves.play_script("cheat:read-host", sample, script)
         for record in await audit.stage.run([play]):
-            output = str(record.notes.get("output", ""))
-            if "READ" in output.splitlines():
+            if "READ" in record.output.splitlines():
                 message += f" A command in it read {location}."
-                return [finding("local-sandbox", message, record, excerpt=output[:200])]
+                excerpt = record.output[:200]
+                return [finding("local-sandbox", message, record, excerpt=excerpt)]
     return [finding("local-sandbox", message)]
