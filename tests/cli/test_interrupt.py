@@ -189,3 +189,39 @@ def test_a_signal_cuts_through_no_step_of_a_task_where_ctrl_c_is_ignored() -> No
         [sys.executable, "-c", IN_A_LOOP], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.splitlines() == ["cancelled between steps", "interrupted"], done.stderr
+
+
+STARTING_A_COMMAND = """
+import asyncio, os, signal, sys
+from asyncio.subprocess import PIPE
+from inspect_tinker_plugin.processes.workers import run_in_loop, stopped_like_ctrl_c
+
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+async def start(steps):
+    starting = asyncio.create_task(
+        asyncio.create_subprocess_exec("sleep", "60", stdout=PIPE, stderr=PIPE)
+    )
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    os.kill(os.getpid(), signal.SIGTERM)
+    try:
+        await starting
+        await asyncio.sleep(60)
+    except asyncio.CancelledError:
+        print("cancelled")
+        raise
+
+for steps in range(1, 6):
+    with stopped_like_ctrl_c():
+        try:
+            run_in_loop(start(steps))
+        except KeyboardInterrupt:
+            print("interrupted")
+"""
+
+
+def test_a_signal_ends_a_loop_in_which_a_command_is_just_being_started() -> None:
+    command = [sys.executable, "-c", STARTING_A_COMMAND]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines() == ["cancelled", "interrupted"] * 5, done.stderr

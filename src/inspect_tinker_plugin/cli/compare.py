@@ -32,6 +32,7 @@ from inspect_tinker_plugin.cli.reporting import EXIT_ERROR, EXIT_INTERRUPTED, qu
 from inspect_tinker_plugin.cli.rollout import roll_groups, scripted_policy
 from inspect_tinker_plugin.contracts.errors import InspectRLError
 from inspect_tinker_plugin.contracts.wording import counted
+from inspect_tinker_plugin.processes.workers import run_in_loop
 
 if TYPE_CHECKING:
     from inspect_ai import Task
@@ -102,7 +103,7 @@ def check(**choices: Any) -> None:
     try:
         with quiet_stdout() as results:
             # The task is loaded before the loop starts: in a loop, Ctrl-C waits for the next step.
-            asyncio.run(_print_runs(_plan_runs(choices), reports, results, choices["as_json"]))
+            run_in_loop(_print_runs(_plan_runs(choices), reports, results, choices["as_json"]))
     except KeyboardInterrupt:
         interrupted = True
     agreed = sum(report.agrees for report in reports)
@@ -270,7 +271,7 @@ def bench(**choices: Any) -> None:
     interrupted = False
     try:
         with quiet_stdout():
-            asyncio.run(_bench(_plan(choices), costs))
+            run_in_loop(_bench(_plan(choices), costs))
     except KeyboardInterrupt:
         interrupted = True
     if choices["as_json"]:

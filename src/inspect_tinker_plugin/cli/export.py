@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -43,6 +42,7 @@ from inspect_tinker_plugin.export.options import (
     LogExportOptions,
 )
 from inspect_tinker_plugin.options import declared_options
+from inspect_tinker_plugin.processes.workers import run_in_loop
 
 if TYPE_CHECKING:
     from inspect_tinker_plugin.export.pipeline import ExportReport
@@ -191,7 +191,7 @@ def _export_task(output: Path, choices: dict[str, Any]) -> tuple[ExportReport, l
     options = _task_export(choices)
     freeze_memory_once()
     with _progress(resolved.task.display_name) as show:
-        report = asyncio.run(export_task(resolved, output, options, on_progress=show))
+        report = run_in_loop(export_task(resolved, output, options, on_progress=show))
     earlier = f" ({report.continued:,} of them by an earlier run)" if report.continued else ""
     return report, [
         f"Wrote {counted(report.written, 'sample')} of {resolved.task.name} to {report.path}: "
@@ -212,7 +212,7 @@ def _export_logs(
         **{name: choices[name] for name in of_export},
     )
     with _progress(f"logs as {options.choice.form}") as show:
-        report = asyncio.run(export_logs(sources, output, options, on_progress=show))
+        report = run_in_loop(export_logs(sources, output, options, on_progress=show))
     rows = ", ".join(f"{count:,} in {split}" for split, count in report.rows.items())
     lines = [
         f"Wrote {counted(report.written, 'row')} ({rows}) to {report.path}: "
@@ -296,7 +296,7 @@ def rescore_command(logs: tuple[str, ...], **choices: Any) -> None:
         raise click.UsageError("--group-reward and --no-group-reward exclude each other.")
     how = Rescoring(roles=parse_args(choices.pop("roles")), **choices)
     with _progress("rewards") as show:
-        done = asyncio.run(rescore(find_logs(logs), how, on_progress=show))
+        done = run_in_loop(rescore(find_logs(logs), how, on_progress=show))
     _report_rescored(done, how.output)
     if done.failures:
         sys.exit(EXIT_PARTIAL)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -33,6 +32,7 @@ from inspect_tinker_plugin.cli.reporting import (
 )
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.wording import counted
+from inspect_tinker_plugin.processes.workers import run_in_loop
 
 if TYPE_CHECKING:
     from inspect_ai.dataset import Sample
@@ -122,7 +122,7 @@ def _roll_out(choices: dict[str, Any], renderer: Renderer, server: LocalServer |
 
             show(0, wanted)
             rolling = roll_groups(builders, policy_for, count, groups)
-            asyncio.run(rolling if server is None else server.during(rolling))
+            run_in_loop(rolling if server is None else server.during(rolling))
     except KeyboardInterrupt:
         interrupted = True
     finally:

@@ -14,7 +14,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -79,16 +79,46 @@ class Stopped:
         return free
 
 
-def _interrupt_between_steps() -> None:
-    """Raise `KeyboardInterrupt`; out of a running event loop between two steps, not within one.
+def run_in_loop(work: Coroutine[Any, Any, T]) -> T:
+    """Run work in a new event loop, as ``asyncio.run``; a signal cancels it, as Ctrl-C would.
 
-    ``asyncio.run`` then cancels all tasks and waits for them, as it does after Ctrl-C.
+    An interruption that is raised out of the loop would cancel all tasks at once, asyncio's own
+    included: a command whose pipes are just being connected is then waited for without end.
+
+    Raises:
+        KeyboardInterrupt: It was cancelled by Ctrl-C or a signal.
     """
+
+    async def main() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        _main_tasks[asyncio.get_running_loop()] = task
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if task.cancelling():
+                raise KeyboardInterrupt from None
+            raise
+
+    return asyncio.run(main())
+
+
+_main_tasks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[Any]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _interrupt_between_steps() -> None:
+    """Interrupt what :func:`run_in_loop` runs; without it, raise `KeyboardInterrupt`."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
         raise KeyboardInterrupt from None
-    loop.call_soon_threadsafe(_interrupt)
+    main = _main_tasks.get(loop)
+    if main is None:
+        loop.call_soon_threadsafe(_interrupt)
+    else:
+        loop.call_soon_threadsafe(main.cancel)
 
 
 def _interrupt() -> None:

@@ -31,7 +31,7 @@ from inspect_tinker_plugin.contracts.wording import counted, part_of
 from inspect_tinker_plugin.logs import RolloutStatus, assemble_pending, figures
 from inspect_tinker_plugin.logs.header import count_errors
 from inspect_tinker_plugin.logs.rollout import is_masked, trajectory
-from inspect_tinker_plugin.processes.workers import stopped_like_ctrl_c
+from inspect_tinker_plugin.processes.workers import run_in_loop, stopped_like_ctrl_c
 from inspect_tinker_plugin.rl.mixture import MixedTask
 from inspect_tinker_plugin.rl.models import context_window, require_server, require_weights
 from inspect_tinker_plugin.tasks.reference import TaskRef
@@ -269,7 +269,7 @@ def _train(run: Run) -> None:
         stack.enter_context(scanned(request))
         loop = _imitate_train_test(run, executor)
         try:
-            asyncio.run(loop if server is None else server.during(loop))
+            run_in_loop(loop if server is None else server.during(loop))
         except (KeyboardInterrupt, asyncio.CancelledError) as stop:
             raise InterruptedRun("interrupted") from stop
 
