@@ -315,6 +315,9 @@ def main() -> None:
     parser.add_argument("--line", help=argparse.SUPPRESS)
     parser.add_argument("--side", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    names = given.lines.split(",")
+    if unknown := [name for name in names if name not in LINES]:
+        parser.error(f"no line {', '.join(unknown)}; there are {', '.join(LINES)}")
     if given.side:
         side = LINES[given.line].sides(given.bridge)[given.side]
         print(json.dumps({given.side: [asyncio.run(_awaited(side))]}))
@@ -322,7 +325,7 @@ def main() -> None:
         print(json.dumps(asyncio.run(measure(LINES[given.line], given.bridge, given.rounds))))
     else:
         every = {}
-        for name in given.lines.split(","):
+        for name in names:
             every[name] = run(name, given.bridge, given.rounds or LINES[name].rounds)
             print(shown(name, every[name]), flush=True)
         if given.json:
