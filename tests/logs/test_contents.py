@@ -31,10 +31,19 @@ from tinker_cookbook.completers import StopCondition, TokensWithLogprobs
 from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
+from inspect_tinker_plugin import logs
 from inspect_tinker_plugin.contracts.errors import EpisodeError
 from inspect_tinker_plugin.logs import assemble_pending
+from inspect_tinker_plugin.logs.rollout import own_metadata, read_group
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.testing import scripted_model
+
+
+@make_scorer({"*": [mean()]})
+async def many_keys(state: TaskState, target: Target) -> Score:
+    count = 60 if "many" in state.output.completion else 2
+    long = {"long" * 300: 1.0} if count == 2 else {}
+    return Score(value={f"key_{number}": number / 60 for number in range(count)} | long)
 
 
 @make_scorer(mean())
@@ -231,6 +240,31 @@ async def test_a_scorer_called_reward_keeps_its_name(tmp_path: Path) -> None:
     assert log.results is not None
     assert log.results.headline is not None
     assert log.results.headline.score == "rl_reward"
+
+
+async def test_however_many_metrics_a_rollout_has_summaries_have_them_too(tmp_path: Path) -> None:
+    own = {"inspect_rl_2": 1, "my_inspect_rl": 2}
+    task = Task(
+        dataset=[Sample(id=1, input="", target="1", metadata=own)],
+        solver=generate(),
+        scorer=many_keys(),
+    )
+    log = await logged(dataset(task, tmp_path, group_size=2), tmp_path, ["many", "few"])
+    seen = [logs.figures(record) for record in samples(log)]
+    scored = [[name for name in each["metrics"] if "key_" in name] for each in seen]
+    assert [len(names) for names in scored] == [60, 2]
+    assert all(
+        {*names} <= {*each["reward_metrics"]} for names, each in zip(scored, seen, strict=True)
+    )
+    summaries = apart(read_eval_log_sample_summaries, log.location)
+    of_summaries = [logs.figures(summary) for summary in summaries]
+    assert of_summaries[0] == seen[0]
+    missing = seen[1]["metrics"].keys() - of_summaries[1]["metrics"].keys()
+    assert missing == {f"score/many_keys.{'long' * 300}"}, "Inspect keeps no name of that length"
+    assert of_summaries[1]["reward"] == seen[1]["reward"]
+    assert [own_metadata(record) for record in samples(log)] == [own, own]
+    group = apart(read_group, Path(log.location.removeprefix("file://")), 0)
+    assert [record.epoch for record in group] == [1, 2], "a run that is continued takes both"
 
 
 async def test_samples_that_share_an_id_and_metadata_of_the_same_name_are_kept(

@@ -40,7 +40,7 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 from inspect_tinker_plugin import EpisodeResult
 from inspect_tinker_plugin.cli.main import rl
 from inspect_tinker_plugin.contracts.errors import ConfigError, EpisodeError
-from inspect_tinker_plugin.logs import assemble_pending, trajectory_groups
+from inspect_tinker_plugin.logs import assemble_pending, figures, trajectory_groups
 from inspect_tinker_plugin.logs.rescoring import Rescored, Rescoring, rescore
 from inspect_tinker_plugin.tasks.loading import create_from_file
 
@@ -71,11 +71,11 @@ def seen(log: EvalLog) -> list[dict[str, Any]]:
     """What the log says of each rollout, without times."""
     found = []
     for record in sorted(samples(log), key=lambda each: (str(each.id), each.epoch)):
-        figures = dict(record.metadata["inspect_rl"])
-        timed = figures.pop("metrics")
-        figures["metrics"] = {name: timed[name] for name in timed if not name.startswith("time/")}
+        about = figures(record)
+        timed = about.pop("metrics")
+        about["metrics"] = {name: timed[name] for name in timed if not name.startswith("time/")}
         scores = {name: score.value for name, score in (record.scores or {}).items()}
-        found.append({**figures, "scores": scores, "error": record.error and record.error.message})
+        found.append({**about, "scores": scores, "error": record.error and record.error.message})
     return found
 
 

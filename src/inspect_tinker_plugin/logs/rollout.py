@@ -23,6 +23,7 @@ from inspect_ai.log import (
 )
 from inspect_ai.scorer import Score
 
+from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import Metrics
 from inspect_tinker_plugin.contracts.errors import EpisodeError
 from inspect_tinker_plugin.contracts.wording import spelt_out
@@ -36,6 +37,9 @@ SAMPLED_KEY = "inspect_rl_sampled"
 
 METADATA_KEY = "inspect_rl"
 """Key of a sample's metadata that holds the training's figures."""
+
+_IN_SUMMARY = 1024
+"""Maximum characters of an entry of metadata that Inspect keeps in the summaries of a log."""
 
 _TOKEN = "i"
 _LOGPROB = "d"
@@ -102,7 +106,7 @@ def eval_sample(rollout: Rollout, slot: GroupSlot) -> EvalSample:
     record = _bare(rollout) if record is None else _ended_when_it_ended(record)
     record.error = record.error or _failure(rollout) or problem
     taken = record.metadata
-    record.metadata = {**taken, free_name(METADATA_KEY, taken): _figures(rollout, slot)}
+    record.metadata = {**taken, **_entries(_figures_key(taken), _figures(rollout, slot))}
     if (kept := rollout.sampled()) is not None:
         record.store = {**record.store, SAMPLED_KEY: kept}
     return record
@@ -117,21 +121,29 @@ def free_name(name: str, taken: Container[str]) -> str:
 
 def figures(record: EvalSample | EvalSampleSummary) -> dict[str, Any]:
     """Return what :func:`eval_sample` put into a record's metadata; empty for other records."""
-    key = _figures_key(record)
-    found = record.metadata[key] if key else {}
-    return dict(found) if isinstance(found, Mapping) else {}
+    first, *more = [record.metadata[key] for key in _figures_keys(record)] or [None]
+    if not isinstance(first, Mapping):
+        return {}
+    found = dict(first)
+    for each in more:
+        if not isinstance(each, Mapping):  # a metric with a name of 1 kB, in a summary
+            continue
+        found["metrics"] = {**found["metrics"], **each["metrics"]}
+        found["reward_metrics"] = [*found["reward_metrics"], *each["reward_metrics"]]
+    return found
 
 
 def note(record: EvalSample, name: str, value: Any) -> None:
     """Add to what :func:`figures` returns for a record."""
-    if key := _figures_key(record):
-        record.metadata[key] = {**figures(record), name: value}
+    if keys := _figures_keys(record):
+        seen = {**figures(record), name: value}
+        record.metadata = {**own_metadata(record), **_entries(keys[0], seen)}
 
 
 def own_metadata(record: EvalSample) -> dict[str, Any]:
     """Return a record's metadata as the task left it, without the figures."""
-    key = _figures_key(record)
-    return {name: value for name, value in record.metadata.items() if name != key}
+    keys = _figures_keys(record)
+    return {name: value for name, value in record.metadata.items() if name not in keys}
 
 
 def own_scores(log: EvalLog, record: EvalSample) -> dict[str, Score]:
@@ -141,9 +153,41 @@ def own_scores(log: EvalLog, record: EvalSample) -> dict[str, Score]:
     return {name: score for name, score in (record.scores or {}).items() if name != reward}
 
 
-def _figures_key(record: EvalSample | EvalSampleSummary) -> str | None:
-    keys = [key for key in record.metadata if key.endswith(METADATA_KEY)]
-    return max(keys, key=len, default=None)
+def _figures_key(taken: Collection[str]) -> str:
+    """Return the key for figures: longer than those of the task's that are like it."""
+    longest = max((len(key) for key in taken if METADATA_KEY in key), default=0)
+    key = METADATA_KEY
+    while len(key) <= longest:
+        key = f"rl_{key}"
+    return key
+
+
+def _figures_keys(record: EvalSample | EvalSampleSummary) -> list[str]:
+    """Return the keys of a record's metadata that hold figures, in order."""
+    found = [key for key in record.metadata if key.endswith(METADATA_KEY)]
+    keys = [max(found, key=len)] if found else []
+    while keys and (following := f"{keys[0]}_{len(keys) + 1}") in record.metadata:
+        keys.append(following)
+    return keys
+
+
+def _entries(key: str, seen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return figures as entries of metadata, none of which a log's summaries leave out.
+
+    What does not fit under the key continues, metric by metric, under ``key_2`` and so on.
+    """
+    of_reward = frozenset(seen["reward_metrics"])
+    first = {**seen, "metrics": {}, "reward_metrics": []}
+    entries, size = [first], len(internals.to_json_safe(first))
+    for name, value in sorted(seen["metrics"].items()):
+        added = 2 * len(repr(name)) + len(repr(value)) + 20  # with the blanks of both lists
+        if (size := size + added) > _IN_SUMMARY:
+            entries.append({"metrics": {}, "reward_metrics": []})
+            size = 50 + added
+        entries[-1]["metrics"][name] = value
+        if name in of_reward:
+            entries[-1]["reward_metrics"].append(name)
+    return {key: entries[0]} | {f"{key}_{n}": each for n, each in enumerate(entries[1:], 2)}
 
 
 def _bare(rollout: Rollout) -> EvalSample:
