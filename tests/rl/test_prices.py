@@ -91,6 +91,15 @@ async def test_it_pays_no_more_than_a_wrong_answer_of_another_group() -> None:
     assert [group.get_total_rewards() for group in groups] == [[-1.5], [-1.5], [-1.0]]
 
 
+async def test_it_pays_no_more_than_a_group_has_given_a_wrong_answer_before() -> None:
+    dataset = as_rl_dataset(task(2), renderer(), group_size=2, group_reward="best_of(rest=-2)")
+    paid = []
+    for number, replies in enumerate([["right", "wrong"], ["right", "breaks it"]]):
+        group = await do_group_rollout(dataset.get_batch(number)[0], Words(replies))
+        paid.append(sorted(group.get_total_rewards()))
+    assert paid == [[-2.0, 1.0], [-2.0, 1.0]]
+
+
 async def test_a_stated_price_stays_as_it_is() -> None:
     given = await rewards(["harm", "breaks it"], on_error={"inside_sandbox": 0.25})
     assert given == [-1.0, 0.25]

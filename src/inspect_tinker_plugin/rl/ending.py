@@ -229,7 +229,7 @@ class FailureCounts:
         self._has_warned = False
         self.shortfall = 0.0
         """By how much, at most, an episode that did not fail had less than its least reward, as
-        with scores below 0; at most 0."""
+        with scores below 0, or by its group; at most 0."""
 
     def note_reward(self, result: EpisodeResult, *, failed: bool = False) -> None:
         """Note an episode that has a reward; or a price, if it has failed."""
@@ -328,13 +328,17 @@ class RewardRules:
             try:
                 reward = await self.aggregator(result)
                 self.failures.note_reward(result)
-                if reward.value < 0:
-                    short = reward.value - least_reward(self.aggregator.aggregator, result)
-                    self.failures.shortfall = min(self.failures.shortfall, round(short, 9))
+                self.note_paid(result, reward.value)
                 return Ending(result, reward, None)
             except (UnscoredError, AggregatorError) as fault:
                 error = _reward_error(result, fault)
         return self._end_failed(result, error)
+
+    def note_paid(self, result: EpisodeResult, value: float) -> None:
+        """Note the own or the group's reward of an episode that did not fail."""
+        if value < 0:
+            short = value - least_reward(self.aggregator.aggregator, result)
+            self.failures.shortfall = min(self.failures.shortfall, round(short, 9))
 
     def _end_failed(self, result: EpisodeResult, error: EpisodeError) -> Ending:
         """Apply ``on_error``, or the built-in price."""

@@ -244,7 +244,7 @@ class InspectGroupBuilder(EnvGroupBuilder):
         roles = parts.runner.model_roles
         try:
             with with_roles(roles), spend_in(self.handle.run_folder):
-                return await parts.group_reward(members)
+                finals = await parts.group_reward(members)
         except (AggregatorError, UnscoredError) as fault:
             penalty = parts.outcomes.errors.penalty(Cause.REWARD)
             if penalty is None:
@@ -252,6 +252,10 @@ class InspectGroupBuilder(EnvGroupBuilder):
                     str(fault), cause=Cause.REWARD, task=self.handle.name, sample_id=self.sample.id
                 ) from fault
             return [Reward(penalty, {f"error/{Cause.REWARD}": 1.0})] * len(endings)
+        for ending, final in zip(endings, finals, strict=True):
+            if final is not None:
+                parts.outcomes.note_paid(ending.result, final.value)
+        return finals
 
     async def cleanup(self) -> None:
         """Close the episodes that this rollout has made; all, if it has made none. Never raises.
