@@ -140,10 +140,7 @@ def _plan_runs(choices: dict[str, Any]) -> list[Callable[[], Awaitable[ParityRep
     from inspect_tinker_plugin.testing.sides import Conditions
 
     make_solver = solver_maker(choices)
-    chosen = dataset_choices("check", choices)
-    if chosen["sample_id"] is None and chosen["limit"] is None:
-        chosen["limit"] = SAMPLES
-    options = DatasetOptions(**chosen)
+    options = DatasetOptions(**dataset_choices("check", choices, limit=SAMPLES))
     find_providers(options.sandbox)  # raises for an unknown name
     episodes = read_script(choices["script"]) if choices["script"] else []
     resolved = load_task(choices, options.model_roles)
@@ -312,10 +309,7 @@ def _plan(choices: dict[str, Any]) -> _Plan:
     from inspect_tinker_plugin.tasks.samples import select_samples
     from inspect_tinker_plugin.testing.replies import default_script, read_script
 
-    chosen = dataset_choices("bench", choices)
-    if chosen["sample_id"] is None and chosen["limit"] is None:
-        chosen["limit"] = 1
-    options = DatasetOptions(**chosen)
+    options = DatasetOptions(**dataset_choices("bench", choices, limit=1))
     resolved = load_task(choices, options.model_roles)
     samples = select_samples(resolved.task, options.selection)
     script = read_script(choices["script"])[0] if choices["script"] else None

@@ -161,6 +161,7 @@ for _command in (
     export_command,
     new_command,
     overlap_command,
+    plugins_command,
     rescore_command,
     rollout,
     serve_command,
@@ -169,7 +170,6 @@ for _command in (
     watch_command,
 ):
     rl.add_command(_command)
-rl.add_command(plugins_command)
 
 
 def main(program: str = "inspect-rl") -> None:

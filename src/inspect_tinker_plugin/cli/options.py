@@ -153,13 +153,23 @@ def field_options(
     return decorate
 
 
-def dataset_choices(name: str, choices: dict[str, Any]) -> dict[str, Any]:
-    """Take the options of a dataset out of a command's choices, as ``as_rl_dataset`` takes them."""
+def dataset_choices(
+    name: str, choices: dict[str, Any], *, limit: int | None = None
+) -> dict[str, Any]:
+    """Take the options of a dataset out of a command's choices, as ``as_rl_dataset`` takes them.
+
+    Args:
+        name: The command.
+        choices: Its choices.
+        limit: How many samples it takes if no option says which; all of them if not given.
+    """
     names = [option.name for option in declared_options() if name in option.commands]
     make_solver = solver_maker(choices)
     del choices["solver_args"]
     chosen = {each: choices.pop(each) for each in names}
     chosen["solver"] = None if make_solver is None else make_solver()
+    if chosen["sample_id"] is None and chosen["limit"] is None:
+        chosen["limit"] = limit
     return chosen
 
 

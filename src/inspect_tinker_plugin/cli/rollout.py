@@ -230,9 +230,7 @@ def _make_dataset(choices: dict[str, Any], renderer: Renderer) -> InspectRLDatas
     from inspect_tinker_plugin.processes.workers import freeze_memory_once
     from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 
-    options = dataset_choices("rollout", choices)
-    if options["sample_id"] is None and options["limit"] is None:
-        options["limit"] = 1
+    options = dataset_choices("rollout", choices, limit=1)
     if options["context_window"] is None:
         options["context_window"] = _context_window(choices)
     resolved = load_task(choices, options["model_roles"])

@@ -221,23 +221,9 @@ class ProbeSandbox(SandboxEnvironment):
 
     async def exec(self, *args: Any, **kwargs: Any) -> Any:
         """Record the use and refuse it."""
-        raise self._asked()
-
-    async def write_file(self, *args: Any, **kwargs: Any) -> None:
-        """Record the use and refuse it."""
-        raise self._asked()
-
-    async def read_file(self, *args: Any, **kwargs: Any) -> Any:
-        """Record the use and refuse it."""
-        raise self._asked()
-
-    async def connection(self, *args: Any, **kwargs: Any) -> Any:
-        """Record the use and refuse it."""
-        raise self._asked()
-
-    @staticmethod
-    def _asked() -> Exception:
         watch = _watch.get()
         # Inspect itself tries a command before the solver starts.
         watch.asked_for_sandbox |= watch.state is not None
-        return RuntimeError("the sandbox is not started yet")
+        raise RuntimeError("the sandbox is not started yet")
+
+    write_file = read_file = connection = exec
