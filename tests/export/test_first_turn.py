@@ -22,7 +22,7 @@ from tests.packages import run
 from inspect_tinker_plugin.contracts.errors import ExportError
 from inspect_tinker_plugin.episode.runner import _running
 from inspect_tinker_plugin.export.prompts import FirstTurns
-from inspect_tinker_plugin.options import EpisodeOptions
+from inspect_tinker_plugin.options import DatasetOptions
 
 STARTED: list[str] = []
 
@@ -118,7 +118,7 @@ async def failing(state: TaskState, generate: Generate) -> TaskState:
 
 
 async def test_a_sample_that_takes_too_long_is_an_error() -> None:
-    turns = FirstTurns(Task(solver=waiting()), options=EpisodeOptions(time_limit=1))
+    turns = FirstTurns(Task(solver=waiting()), DatasetOptions(time_limit=1))
     with pytest.raises(ExportError, match="a time limit ended it"):
         await turns.of(sample())
 
@@ -172,7 +172,7 @@ async def test_a_solver_that_does_not_end_does_not_hold_the_export_up(
 ) -> None:
     monkeypatch.setattr("inspect_tinker_plugin.episode.runner.CLOSE_GRACE", 0)
     allowed = asyncio.Event()
-    turns = FirstTurns(Task(solver=stubborn(allowed)), options=EpisodeOptions(stop_timeout=0.05))
+    turns = FirstTurns(Task(solver=stubborn(allowed)), DatasetOptions(stop_timeout=0.05))
     assert (await turns.of(sample())).request.messages[-1].text == "Go."
     assert "it was closed 0 s ago and still runs" in caplog.text
     allowed.set()

@@ -199,12 +199,7 @@ class Rows:
     def __init__(self, task: Task, options: ExportOptions) -> None:
         self._task = task
         self._options = options
-        self._turns = FirstTurns(
-            task,
-            options=options.dataset,
-            solver=options.dataset.solver,
-            sandbox=options.dataset.sandbox,
-        )
+        self._turns = FirstTurns(task, options.dataset)
 
     async def of(
         self, samples: Sequence[Sample], start: int = 0, *, offset: int = 0

@@ -6,7 +6,7 @@ It runs without a sandbox if possible.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,9 +14,9 @@ from typing import Any
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.solver import Generate, Solver, TaskState, solver
-from inspect_ai.util import SandboxEnvironment, SandboxEnvironmentType, sandboxenv
+from inspect_ai.util import SandboxEnvironment, sandboxenv
 
-from inspect_tinker_plugin.contracts.episodes import EpisodeResult, SolverLike, TurnRequest
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.contracts.errors import ExportError
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.export.conversations import (
@@ -25,7 +25,7 @@ from inspect_tinker_plugin.export.conversations import (
     to_text,
     tools_json,
 )
-from inspect_tinker_plugin.options import EpisodeOptions
+from inspect_tinker_plugin.options import DatasetOptions
 
 PROBE = "inspect_rl_probe"
 
@@ -59,21 +59,14 @@ class FirstTurns:
     real one: most agents first use theirs in a tool call, which comes later.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        *,
-        options: EpisodeOptions | None = None,
-        solver: SolverLike | None = None,
-        sandbox: SandboxEnvironmentType | Mapping[str, str] | None = None,
-    ) -> None:
-        options = replace(options or EpisodeOptions(), max_turns=None)
+    def __init__(self, task: Task, options: DatasetOptions | None = None) -> None:
+        options = replace(options or DatasetOptions(), max_turns=None)
         task = _observed(task)
         self._real = EpisodeRunner(
             task,
             options=options,
-            solver=solver,
-            sandbox=sandbox,
+            solver=options.solver,
+            sandbox=options.sandbox,
             first_calls=True,
         )
         bare = copy.copy(task)
@@ -81,7 +74,7 @@ class FirstTurns:
             None  # or Inspect would warn that the stand-in does not use its configuration
         )
         self._probe = EpisodeRunner(
-            bare, options=options, solver=solver, sandbox=PROBE, first_calls=True
+            bare, options=options, solver=options.solver, sandbox=PROBE, first_calls=True
         )
 
     async def of(self, sample: Sample) -> FirstTurn:
