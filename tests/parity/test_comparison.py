@@ -20,12 +20,12 @@ from tests.rl.tasks import look
 
 from inspect_tinker_plugin.episode.model import PolicyAPI
 from inspect_tinker_plugin.options import EpisodeOptions
-from inspect_tinker_plugin.testing import Turn, call, check_parity, check_parity_async, say
+from inspect_tinker_plugin.testing import ScriptTurn, call, check_parity, check_parity_async, say
 from inspect_tinker_plugin.testing.replies import ScriptedAPI
 from inspect_tinker_plugin.testing.sides import Conditions, ParityError, run_episode, run_eval
 from inspect_tinker_plugin.testing.traces import Trace, compare_traces, differences
 
-SCRIPT: list[Turn] = [say("Look.", call("look", at="a"), call("look", at="b")), "seen"]
+SCRIPT: list[ScriptTurn] = [say("Look.", call("look", at="a"), call("look", at="b")), "seen"]
 
 
 def looking(**limits: Any) -> Task:
@@ -166,7 +166,9 @@ def test_check_parity_passes_samples_that_agree() -> None:
     ("script", "fault"),
     [([], "ran out after 0 turns"), (["a", "b", "c"], "2 unused replies")],
 )
-async def test_a_script_that_does_not_fit_is_no_agreement(script: list[Turn], fault: str) -> None:
+async def test_a_script_that_does_not_fit_is_no_agreement(
+    script: list[ScriptTurn], fault: str
+) -> None:
     task = Task(dataset=[Sample(input="?")], scorer=includes())
     [report] = await check_parity_async(task, script=script)
     assert not report.differences

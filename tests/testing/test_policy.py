@@ -18,7 +18,14 @@ from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollout_runner import run_rollout
 
 from inspect_tinker_plugin import as_rl_dataset
-from inspect_tinker_plugin.testing import ScriptedPolicy, Turn, call, load_renderer, say, submit
+from inspect_tinker_plugin.testing import (
+    ScriptedPolicy,
+    ScriptTurn,
+    call,
+    load_renderer,
+    say,
+    submit,
+)
 from inspect_tinker_plugin.testing.policy import reply_tokens
 from inspect_tinker_plugin.testing.replies import ScriptExhausted
 
@@ -42,7 +49,7 @@ def agent_task() -> Task:
     )
 
 
-SCRIPT: list[Turn] = [say("I multiply.", call("multiply", x=6, y=7)), submit("42")]
+SCRIPT: list[ScriptTurn] = [say("I multiply.", call("multiply", x=6, y=7)), submit("42")]
 
 
 async def test_one_policy_serves_a_group() -> None:

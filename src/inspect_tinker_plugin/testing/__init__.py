@@ -25,14 +25,12 @@ from inspect_tinker_plugin.testing.replies import (
     submit,
     unparsed_call,
 )
-from inspect_tinker_plugin.testing.replies import ScriptTurn as Turn
 
 __all__ = [
     "ParityReport",
     "Script",
     "ScriptTurn",
     "ScriptedPolicy",
-    "Turn",
     "call",
     "check_parity",
     "check_parity_async",

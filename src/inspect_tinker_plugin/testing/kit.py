@@ -239,7 +239,6 @@ async def check_parity_async(
     samples: int | Iterable[int | Sample] = 1,
     how: Conditions = PLAIN,
     side: Side = "messages",
-    allow_errors: bool = False,
     ignore: Sequence[str] = (),
 ) -> list[ParityReport]:
     """Run samples of a task on both sides with the same scripted replies and compare.
@@ -251,7 +250,6 @@ async def check_parity_async(
         how: How each sample is run.
         side: How the episode is played; ``tokens`` takes Qwen3's renderer over the shipped
             tokenizer.
-        allow_errors: Let samples agree that fail in the same way on both sides.
         ignore: Paths whose values are not compared, such as ``store.started``; ``*`` is anything.
 
     Returns:
@@ -265,8 +263,7 @@ async def check_parity_async(
         found = await _attempt(RUN_SIDE[side](task, script, of_sample))
         if isinstance(expected, Trace) and isinstance(found, Trace):
             report = compare_runs(expected, found, side=side, ignore=ignore)
-            if not allow_errors:
-                report = replace(report, both_failed=_failed_alike(expected, found))
+            report = replace(report, both_failed=_failed_alike(expected, found))
         else:
             report = _compare_outcomes(expected, found)
         sample_id = sample + 1 if isinstance(sample, int) else sample.id
@@ -346,7 +343,6 @@ def check_parity(
     script: Script,
     samples: int | Iterable[int | Sample] = 1,
     options: EpisodeOptions | None = None,
-    allow_errors: bool = False,
 ) -> list[ParityReport]:
     """Run :func:`check_parity_async` and fail when the sides disagree: for tests of a task.
 
@@ -354,9 +350,7 @@ def check_parity(
         AssertionError: Lists the differences by sample.
     """
     how = Conditions(options=options or EpisodeOptions())
-    reports = asyncio.run(
-        check_parity_async(task, script=script, samples=samples, how=how, allow_errors=allow_errors)
-    )
+    reports = asyncio.run(check_parity_async(task, script=script, samples=samples, how=how))
     bad = [report for report in reports if not report.agrees]
     if bad:
         raise AssertionError("\n".join(line for report in bad for line in describe(report)))
