@@ -21,6 +21,7 @@ from inspect_ai.log import EvalLog, read_eval_log
 from inspect_ai.model import ModelAPI, ModelOutput, model_roles, modelapi
 from inspect_ai.scorer import Score, Target, accuracy
 from inspect_ai.solver import TaskState, generate
+from inspect_ai.util import sandbox
 from tests.functions import make_scorer
 from tests.logs.rollouts import (
     apart,
@@ -125,6 +126,39 @@ def test_a_group_reward_can_be_left_out_again(tmp_path: Path) -> None:
     assert trained_on(new) == trained_on(wanted)
     again, _ = rescored(new, tmp_path / "again", group_reward="rank")
     assert seen(again) == seen(log)
+
+
+@make_scorer(accuracy())
+async def reads_a_file(state: TaskState, target: Target) -> Score:
+    if "breaks it" in state.output.completion:
+        await sandbox().read_file("answer.txt")
+    return Score(value=float("right" in state.output.completion))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"reward": 'format(mean, pattern="ANSWER", weight=0.5)'},
+        {"reward": "mean", "group_reward": "best_of(rest=-2)"},
+    ],
+    ids=str,
+)
+def test_breaking_the_sandbox_pays_no_more_by_another_reward(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    task = Task(dataset=sums(1), solver=generate(), scorer=reads_a_file(), sandbox="local")
+    words = [["right", "wrong", "breaks it"]]
+    log = rolled(task, tmp_path / "old", words)
+    wanted = rolled(task, tmp_path / "wanted", words, **options)
+    new, _ = rescored(log, tmp_path / "new", **options)
+    assert sorted(rewards(log)) == [0, 0, 1]  # members ask in any order
+    assert sorted(rewards(new)) == sorted(rewards(wanted))
+    by_cause = {one["error_cause"]: one["reward"] for one in seen(new) if one["reward"] <= 0}
+    assert by_cause["inside_sandbox"] <= min(rewards(new)) < 0
+    assert [each.get_total_rewards() for each in trajectory_groups(samples(new))] == [rewards(new)]
+    stated = rolled(task, tmp_path / "stated", words, on_error={"inside_sandbox": -7.0})
+    kept, _ = rescored(stated, tmp_path / "kept", **options)
+    assert min(rewards(kept)) == -7.0
 
 
 def test_the_penalties_of_monitors_stay(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ scorers concerned again, without a sandbox.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,7 +24,7 @@ from inspect_ai.solver import TaskState
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult
-from inspect_tinker_plugin.contracts.errors import Cause, ConfigError, RewardError
+from inspect_tinker_plugin.contracts.errors import PRICED, Cause, ConfigError, RewardError
 from inspect_tinker_plugin.contracts.policy import POLICY_MODEL
 from inspect_tinker_plugin.episode.task import resolve_roles
 from inspect_tinker_plugin.logs.header import EXPECTED_SCORES
@@ -45,6 +46,7 @@ from inspect_tinker_plugin.rewards import (
     Reward,
     UnscoredError,
 )
+from inspect_tinker_plugin.rewards.builtin import least_reward
 from inspect_tinker_plugin.rewards.scores import ScoreReward
 
 _GROUPS_AT_ONCE = 8
@@ -145,6 +147,26 @@ class LogRewards:
                 self._note_failure(member.record, member.problem)
             elif member.own is not None:
                 self._note_reward(member.record, member.own, final)
+        self._lower_prices(records)
+
+    def _lower_prices(self, records: Sequence[EvalSample]) -> None:
+        """Let no rollout whose policy made its sandbox fail keep more than one that is wrong has.
+
+        As in a training; but a price never rises, since the log does not say who has stated it.
+        """
+        rewards = [figures(each).get("reward") for each in records if _is_complete(each)]
+        least = min((value for value in rewards if value is not None), default=math.inf)
+        for record in records:
+            price = figures(record).get("reward")
+            if price is None or _cause(record) not in PRICED:
+                continue
+            scores, metrics = own_scores(self.log, record), _other_metrics(record)
+            result = _episode_result(record, self.log, scores, metrics)
+            lower = min(price, least, least_reward(self.reward.aggregator, result))
+            if lower < price:
+                paid = repay(record, last=None, group=0.0)
+                repay(record, last=None, group=lower - (paid or 0.0))
+                note(record, "reward", lower)
 
     async def _reward_alone(self, record: EvalSample) -> tuple[EpisodeResult, Reward]:
         metrics = _other_metrics(record)
