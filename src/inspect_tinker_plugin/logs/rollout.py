@@ -121,15 +121,15 @@ def free_name(name: str, taken: Container[str]) -> str:
 
 def figures(record: EvalSample | EvalSampleSummary) -> dict[str, Any]:
     """Return what :func:`eval_sample` put into a record's metadata; empty for other records."""
-    first, *more = [record.metadata[key] for key in _figures_keys(record)] or [None]
-    if not isinstance(first, Mapping):
-        return {}
-    found = dict(first)
-    for each in more:
-        if not isinstance(each, Mapping):  # a metric with a name of 1 kB, in a summary
-            continue
-        found["metrics"] = {**found["metrics"], **each["metrics"]}
-        found["reward_metrics"] = [*found["reward_metrics"], *each["reward_metrics"]]
+    whole, *parts = [record.metadata[key] for key in _figures_keys(record)] or [None]
+    if isinstance(whole, Mapping):
+        return dict(whole)
+    found: dict[str, Any] = {}
+    for part in parts:
+        if isinstance(part, Mapping):  # unless a metric has a name of 1 kB
+            metrics = {**found.get("metrics", {}), **part["metrics"]}
+            of_reward = [*found.get("reward_metrics", ()), *part["reward_metrics"]]
+            found |= {**part, "metrics": metrics, "reward_metrics": of_reward}
     return found
 
 
@@ -163,31 +163,34 @@ def _figures_key(taken: Collection[str]) -> str:
 
 
 def _figures_keys(record: EvalSample | EvalSampleSummary) -> list[str]:
-    """Return the keys of a record's metadata that hold figures, in order."""
+    """Return the keys of a record's metadata that hold figures: of the whole, and of its parts."""
     found = [key for key in record.metadata if key.endswith(METADATA_KEY)]
     keys = [max(found, key=len)] if found else []
-    while keys and (following := f"{keys[0]}_{len(keys) + 1}") in record.metadata:
+    while keys and (following := f"{keys[0]}_{len(keys)}") in record.metadata:
         keys.append(following)
     return keys
 
 
 def _entries(key: str, seen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return figures as entries of metadata, none of which a log's summaries leave out.
+    """Return figures as entries of metadata.
 
-    What does not fit under the key continues, metric by metric, under ``key_2`` and so on.
+    Those that are too long for a log's summaries are there once more in parts, metric by metric,
+    under ``key_1`` and so on.
     """
+    if len(internals.to_json_safe(seen)) <= _IN_SUMMARY:
+        return {key: seen}
     of_reward = frozenset(seen["reward_metrics"])
     first = {**seen, "metrics": {}, "reward_metrics": []}
-    entries, size = [first], len(internals.to_json_safe(first))
+    parts, size = [first], len(internals.to_json_safe(first))
     for name, value in sorted(seen["metrics"].items()):
         added = 2 * len(repr(name)) + len(repr(value)) + 20  # with the blanks of both lists
         if (size := size + added) > _IN_SUMMARY:
-            entries.append({"metrics": {}, "reward_metrics": []})
+            parts.append({"metrics": {}, "reward_metrics": []})
             size = 50 + added
-        entries[-1]["metrics"][name] = value
+        parts[-1]["metrics"][name] = value
         if name in of_reward:
-            entries[-1]["reward_metrics"].append(name)
-    return {key: entries[0]} | {f"{key}_{n}": each for n, each in enumerate(entries[1:], 2)}
+            parts[-1]["reward_metrics"].append(name)
+    return {key: seen} | {f"{key}_{n}": each for n, each in enumerate(parts, 1)}
 
 
 def _bare(rollout: Rollout) -> EvalSample:
