@@ -30,7 +30,7 @@ FACADES = {
     "inspect_rl_audit": "Audits of tasks, and what probes are made of.",
     "tinker_local": "A Tinker API server on this machine.",
 }
-"""Packages of the reference, with one line each."""
+"""Packages and modules of the reference, with one line each."""
 
 GALLERY = "examples"
 PAGES = (".md", ".svg", ".html")
@@ -49,7 +49,8 @@ def repository() -> str:
 
 def public_names(facade: str) -> list[str]:
     """Return the names in a façade's ``__all__``."""
-    source = ROOT / "src" / facade.replace(".", "/") / "__init__.py"
+    folder = ROOT / "src" / facade.replace(".", "/")
+    source = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
     for node in ast.parse(source.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return [str(each) for each in ast.literal_eval(node.value)]
