@@ -54,11 +54,17 @@ class ExportOptions:
     """Start a new export, whatever export the folder holds."""
 
     def __post_init__(self) -> None:
+        if self.max_samples < 1:
+            raise ConfigError(f"max_samples is {self.max_samples}; it must be at least 1.")
         if not 1 <= self.workers <= self.max_samples:
             raise ConfigError(
                 f"workers is {self.workers}; it must be at least 1 and at most max_samples "
                 f"({self.max_samples}), which they share."
             )
+        if self.format not in FORMATS:
+            raise ConfigError(f"unknown format {self.format!r}; there is {', '.join(FORMATS)}.")
+        if self.layout not in LAYOUTS:
+            raise ConfigError(f"unknown layout {self.layout!r}; there is {', '.join(LAYOUTS)}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +95,19 @@ class Choice:
     )
     margin: float = option(0.0, "Minimum difference of the rewards of a pair, which always differ.")
     pairs: int = option(1, "Maximum pairs per sample.")
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("form", self.form, FORMS),
+            ("errors", self.errors, KEEPS),
+            ("limits", self.limits, KEEPS),
+        ):
+            if value not in known:
+                raise ConfigError(f"unknown {name} {value!r}; there is {', '.join(known)}")
+        for name, least in (("best", 1), ("pairs", 1), ("margin", 0), ("max_length", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{name} is {value}; it must be at least {least}")
 
     def why_not(self, entry: Entry) -> str | None:
         """Say why a sample is left out; ``None`` when it is not."""
