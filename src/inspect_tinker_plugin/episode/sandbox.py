@@ -73,11 +73,10 @@ class SandboxLifecycle:
         waited for without end (CPython's ``_connect_pipes`` is cancelled with everything else).
         """
         started, loop = self._started.get(startup), asyncio.get_running_loop()
-        if started is None or (not started.done() and started.get_loop() is not loop):
+        elsewhere = started is not None and not started.done() and started.get_loop() is not loop
+        if started is None or elsewhere or started.cancelling():
             self._started[startup] = started = loop.create_task(self._start(startup))
-            started.add_done_callback(
-                lambda task: self._forget(startup, task) if _has_failed(task) else None
-            )
+            started.add_done_callback(lambda task: self._forget_failed(startup, task))
         if started.done():
             started.result()  # it may belong to another loop
             return
@@ -88,9 +87,7 @@ class SandboxLifecycle:
             self._waiting[started] -= 1
             if not self._waiting[started]:
                 del self._waiting[started]
-                if not started.done():
-                    self._forget(startup, started)  # who comes from now on begins anew
-                    started.cancel()
+                if started.cancel():
                     await uninterrupted(lambda: asyncio.wait([started], timeout=RELEASE_GRACE))
 
     async def _start(self, startup: _Startup) -> None:
@@ -99,9 +96,9 @@ class SandboxLifecycle:
             provider.task_init("startup", startup.spec.config), startup.run_dir, dict(startup.env)
         )
 
-    def _forget(self, startup: _Startup, task: asyncio.Task[None]) -> None:
+    def _forget_failed(self, startup: _Startup, task: asyncio.Task[None]) -> None:
         """Let the next caller try again."""
-        if self._started.get(startup) is task:
+        if _has_failed(task) and self._started.get(startup) is task:
             del self._started[startup]
 
     def shutdown(self) -> None:
