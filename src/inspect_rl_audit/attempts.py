@@ -20,7 +20,7 @@ from inspect_ai.model import ModelUsage
 from inspect_rl_audit.records import ModelAttempt, name_value
 from inspect_rl_audit.stage import spread
 from inspect_tinker_plugin import ConfigError
-from inspect_tinker_plugin.cli import progress_bar, roll_groups
+from inspect_tinker_plugin.cli import progress_bar, roll_groups, run_in_loop
 from inspect_tinker_plugin.logs import RolloutStatus, figures, find_logs, reward_of
 from inspect_tinker_plugin.plugins import counted
 from inspect_tinker_plugin.tasks import select_samples, task_digest
@@ -107,6 +107,10 @@ def _cost(sample: EvalSample, seen: Mapping[str, Any]) -> EpisodeCost:
     )
 
 
+_OF_ATTEMPTS = ("model", "local", "base_url", "tokenizer", "renderer", "max_tokens")
+"""Options that change what attempts say."""
+
+
 def roll_out(
     choices: dict[str, Any], options: DatasetOptions, resolved: ResolvedTask, folder: Path
 ) -> Path:
@@ -154,7 +158,7 @@ def roll_out(
         )
         rolling = _roll(dataset, policy)
         try:
-            errors = asyncio.run(rolling if server is None else server.during(rolling))
+            errors = run_in_loop(rolling if server is None else server.during(rolling))
         finally:
             assemble_pending(logs)
     if errors:
@@ -169,10 +173,7 @@ def roll_out(
 def _digest(choices: dict[str, Any], options: DatasetOptions, resolved: ResolvedTask) -> str:
     """Return a name for the attempts of one model with these options."""
     asked = [
-        *(
-            choices[n]
-            for n in ("model", "local", "base_url", "tokenizer", "renderer", "max_tokens")
-        ),
+        *(choices[name] for name in _OF_ATTEMPTS),
         task_digest(resolved.task),
         *(name_value(value) for value in (resolved.ref, options)),
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 import sys
@@ -42,6 +41,7 @@ from inspect_tinker_plugin.cli import (
     progress_bar,
     quiet_stdout,
     reported,
+    run_in_loop,
     table_console,
     task_options,
     test_task_options,
@@ -185,7 +185,7 @@ def _audit(choices: dict[str, Any]) -> AuditReport:
         **{name: choices[name] for name in _AS_THEY_ARE},
     )
     with progress_bar("episodes") as show:
-        return asyncio.run(run_audit(resolved.task, options, name=name, progress=show))
+        return run_in_loop(run_audit(resolved.task, options, name=name, progress=show))
 
 
 _AS_THEY_ARE = ("probes", "samples", "gold", "parallel", "prompt_tokens", "group_size")

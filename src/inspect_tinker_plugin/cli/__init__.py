@@ -26,6 +26,7 @@ from inspect_tinker_plugin.cli.reporting import (
     table_console,
 )
 from inspect_tinker_plugin.cli.rollout import roll_groups
+from inspect_tinker_plugin.processes.workers import run_in_loop
 
 __all__ = [
     "EXIT_ERROR",
@@ -42,6 +43,7 @@ __all__ = [
     "quiet_stdout",
     "reported",
     "roll_groups",
+    "run_in_loop",
     "table_console",
     "task_options",
     "test_task_options",

@@ -36,6 +36,7 @@ from inspect_tinker_plugin.cli.reporting import (
 )
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.wording import counted
+from inspect_tinker_plugin.processes.workers import run_in_loop
 from inspect_tinker_plugin.train.request import TrainRequest
 
 if TYPE_CHECKING:
@@ -252,7 +253,7 @@ def _play_task(task: MixedTask, config: Any, folder: Path) -> EpisodeCost | None
     )
     renderer = data.renderer()
     dataset = build_dataset(task.task, renderer, options, task_args=task.task_args)
-    asyncio.run(_answer(dataset.get_batch(0), renderer, config.max_tokens))
+    run_in_loop(_answer(dataset.get_batch(0), renderer, config.max_tokens))
     assemble_pending(folder)
     logs = [read_eval_log(str(path)) for path in folder.glob("**/*.eval")]
     costs = [_cost_of(sample) for log in logs for sample in log.samples or []]

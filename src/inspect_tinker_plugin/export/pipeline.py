@@ -27,7 +27,12 @@ from inspect_tinker_plugin.export.folder import ExportFolder, Failure
 from inspect_tinker_plugin.export.layouts import Row, prompt_row, prompt_schema
 from inspect_tinker_plugin.export.options import TRAIN, ExportOptions
 from inspect_tinker_plugin.export.prompts import FirstTurns, row_of
-from inspect_tinker_plugin.processes.workers import dump, freeze_memory_once, worker_pool
+from inspect_tinker_plugin.processes.workers import (
+    dump,
+    freeze_memory_once,
+    run_in_loop,
+    worker_pool,
+)
 from inspect_tinker_plugin.tasks.reference import ResolvedTask, TaskRef
 from inspect_tinker_plugin.tasks.samples import select_samples
 
@@ -330,4 +335,4 @@ def _make_rows(job: bytes, offset: int, samples: Sequence[Sample]) -> list[Row |
     async def collect() -> list[Row | Failure]:
         return [row async for row in rows.of(samples, offset=offset)]
 
-    return asyncio.run(collect())
+    return run_in_loop(collect())
