@@ -23,6 +23,9 @@ from inspect_tinker_plugin.train import plan_rows, plan_title
 
 PAGE = "audit.html"
 
+_TRANSCRIPTS = 40
+"""Episodes whose messages are on the page."""
+
 Transcript = Sequence[tuple[str, str]]
 """Roles and texts of the messages of one episode."""
 
@@ -106,16 +109,24 @@ def write_report(report: AuditReport, out: Path) -> None:
 
 def _transcripts(report: AuditReport, out: Path) -> list[Transcript]:
     """Return the messages of the episodes that show the worst findings, in their order."""
+    read: dict[str, Transcript] = {}
     found: list[Transcript] = []
-    for each in report.findings[:40]:
-        try:
-            log, id = out / each.evidence["log"], each.evidence["sample"]
-            sample = read_eval_log_sample(str(log), id=id, epoch=each.evidence.get("epoch", 1))
-            messages = sample.messages[:30]
-        except (OSError, LookupError, TypeError, ValueError):
-            messages = []  # there is none, or it was moved away: the page says where it was
-        found.append([(message.role, _text_of(message)) for message in messages])
+    for each in report.findings:
+        evidence = each.evidence
+        place = str([evidence.get(name) for name in ("log", "sample", "epoch")])
+        if evidence.get("log") and place not in read and len(read) < _TRANSCRIPTS:
+            read[place] = _transcript(evidence, out)
+        found.append(read.get(place, ()))
     return found
+
+
+def _transcript(evidence: Mapping[str, Any], out: Path) -> Transcript:
+    try:
+        log, id = out / evidence["log"], evidence["sample"]
+        sample = read_eval_log_sample(str(log), id=id, epoch=evidence.get("epoch", 1))
+    except (OSError, LookupError, TypeError, ValueError):
+        return ()  # moved away: the page says where it was
+    return [(message.role, _text_of(message)) for message in sample.messages[:30]]
 
 
 def _text_of(message: ChatMessage) -> str:
