@@ -45,7 +45,16 @@ CATCH_ALL = (
 )
 """Contains a little of everything, and so answers nothing."""
 
+_MOST_CONSTANTS = 5
+_MORE = 24
+"""Further samples for a constant answer that may have been right by chance."""
+
+_CHANCE = 0.1
+"""Probability of being right by chance below which a constant answer is a finding."""
+
 _FEW = 3
+_HOLES = 12
+"""Samples without a target that get an empty reply, chosen or not."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +94,7 @@ def _examine_unknowing(audit: AuditContext) -> list[Finding]:
 
 
 async def _give_nothing(audit: AuditContext) -> list[Finding]:
-    holes = [sample for sample in audit.wide if not targets(sample)][:12]
+    holes = [sample for sample in audit.wide if not targets(sample)][:_HOLES]
     odd = holes if len(holes) < len(audit.wide) else []
     samples = [*audit.chosen, *(s for s in odd if s not in audit.chosen)]
     records = await _play(audit, "empty", always(""), samples)
@@ -189,10 +198,10 @@ async def _give_constants(audit: AuditContext) -> list[Finding]:
         if 2 * len(audit.reference.full_of(records)) >= len(records):
             # samples at even distances, or few shuffled choices, may be right by chance
             others = [sample for sample in audit.wide if sample not in first]
-            records += await _play(audit, policy, reply, others[:24])
+            records += await _play(audit, policy, reply, others[:_MORE])
         full = audit.reference.full_of(records)
         rate = len(full) / max(1, len(records))
-        lucky = len(answers) * chance_of(len(full), len(records), fair) > 0.1
+        lucky = len(answers) * chance_of(len(full), len(records), fair) > _CHANCE
         if len(full) < min(_FEW, len(records)) or rate < 0.5 or (lucky and (choices or rate < 0.8)):
             continue
         severity = Severity.HIGH if rate >= 0.8 else Severity.MEDIUM
@@ -217,4 +226,4 @@ def _constants(audit: AuditContext) -> list[str]:
     frequent = [t for t, n in counts.most_common(2) if len(t) <= 200 and (n > 1 or len(counts) < 9)]
     letters = [chr(ord("A") + position) for position in range(min(_most_choices(audit), 6))]
     others = ["yes", "no", "0", "1"] if not letters else []
-    return list(dict.fromkeys([*frequent, *letters, *others]))[: max(5, len(letters))]
+    return list(dict.fromkeys([*frequent, *letters, *others]))[: max(_MOST_CONSTANTS, len(letters))]

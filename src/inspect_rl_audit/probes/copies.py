@@ -9,7 +9,6 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 from inspect_ai.dataset import Sample
@@ -21,11 +20,16 @@ from inspect_tinker_plugin.tasks import content_hash, sample_content
 
 _LISTED = 20
 
+_NEAR_MOST = 20_000
+"""Maximum number of samples for which near-duplicates are searched."""
+
 _SIMILAR = 0.8
 """Share of word triples that near-duplicates have in common."""
 
 _LEAST = 8
 """Minimum number of words of a text; shorter ones are similar by chance."""
+
+_PERMUTATIONS = 64
 
 _SIGN = re.compile(r"\w+|[^\w\s.,;:!?'\"()]")
 """A word, or a sign that may change a question's meaning."""
@@ -126,7 +130,7 @@ def one_line(text: str) -> str:
 
 def find_near(samples: Sequence[Sample]) -> list[Finding]:
     """Report samples that are nearly identical, or equal but for case or the order of words."""
-    samples = samples[:20_000]
+    samples = samples[:_NEAR_MOST]
     texts = [one_line(question(sample)) for sample in samples]
     by_words: dict[str, list[int]] = defaultdict(list)
     for position, (text, sample) in enumerate(zip(texts, samples, strict=True)):
@@ -134,11 +138,12 @@ def find_near(samples: Sequence[Sample]) -> list[Finding]:
         by_words[words_and_target.lower()].append(position)
     pairs = [(same[0], other) for same in by_words.values() for other in same[1:]]
     cased = any(texts[a] != texts[b] and texts[a].lower() == texts[b].lower() for a, b in pairs)
-    pairs += [(a, b) for a, b in _near_pairs(texts, texts) if a < b]
-    pairs = sorted({(a, b) for a, b in pairs if texts[a] != texts[b]})
     found = []
-    if find_spec("datasketch") is None:
+    try:
+        pairs += [(a, b) for a, b in _near_pairs(texts, texts) if a < b]
+    except ImportError:
         found = [finding("near-duplicates-unchecked", "datasketch is not installed.")]
+    pairs = sorted({(a, b) for a, b in pairs if texts[a] != texts[b]})
     if not pairs:
         return found
     ids = [[samples[a].id, samples[b].id] for a, b in pairs]
@@ -160,7 +165,10 @@ def find_overlap(samples: Sequence[Sample], test: Sequence[Sample]) -> list[Find
     by_text = {one_line(text).lower(): s.id for text, s in zip(ours, samples, strict=True)}
     texts = [one_line(text).lower() for text in theirs]
     same = [(by_text[t], s.id) for t, s in zip(texts, test, strict=True) if t in by_text]
-    near = [(samples[a].id, test[b].id) for a, b in _near_pairs(ours, theirs)]
+    try:
+        near = [(samples[a].id, test[b].id) for a, b in _near_pairs(ours, theirs)]
+    except ImportError:
+        near = []
     close = [pair for pair in near if pair not in same]
     found = []
     for code, pairs, how in (
@@ -182,20 +190,18 @@ def find_overlap(samples: Sequence[Sample], test: Sequence[Sample]) -> list[Find
 def _near_pairs(texts: Sequence[str], others: Sequence[str]) -> list[tuple[int, int]]:
     """Return pairs of positions whose texts are nearly identical, or identical.
 
-    None without `datasketch`, of the extra ``audit``.
+    Raises:
+        ImportError: `datasketch`, of the extra ``audit``, is not installed.
     """
-    try:
-        from datasketch import MinHash, MinHashLSH
-    except ImportError:
-        return []
+    from datasketch import MinHash, MinHashLSH
 
     def sketch(grams: set[bytes]) -> MinHash:
-        made = MinHash(num_perm=64)
+        made = MinHash(num_perm=_PERMUTATIONS)
         made.update_batch(list(grams))
         return made
 
     grams = [_grams(text) for text in texts]
-    index = MinHashLSH(threshold=_SIMILAR - 0.1, num_perm=64)
+    index = MinHashLSH(threshold=_SIMILAR - 0.1, num_perm=_PERMUTATIONS)
     for position, own in enumerate(grams):
         if own:
             index.insert(str(position), sketch(own))

@@ -38,6 +38,12 @@ from inspect_tinker_plugin.plugins import counted, part_of
 SCRIPT = "gold:script"
 """Name of the policy that runs a solution script."""
 
+_SOLVING = 150
+"""Seconds that a solution script may take, where it is not run by the task's tool."""
+
+_OUTPUT = 1000
+"""Characters of its output that are kept."""
+
 _USUAL = ("ANSWER", "bare")
 _FIELDS = ("solution", "canonical_solution", "answer", "gold", "gold_answer", "reference", "label")
 
@@ -132,7 +138,7 @@ def gold_play(sample: Sample, form: str, gold: Gold) -> Play:
         "code=$?; rm -f .solution.sh; exit $code"
     )
     finish = always(", ".join(targets(sample)) or "Done.")
-    return replace(play_script(SCRIPT, sample, shell, finish, seconds=150), kind="right")
+    return replace(play_script(SCRIPT, sample, shell, finish, seconds=_SOLVING), kind="right")
 
 
 def _rank(record: EpisodeRecord) -> tuple[bool, float]:
@@ -144,6 +150,9 @@ def _rank(record: EpisodeRecord) -> tuple[bool, float]:
 
 _COMPARING = {"match", "includes", "exact", "pattern", "answer", "choice", "f1", "math"}
 """Scorers of Inspect that compare the reply with the target, which therefore is the answer."""
+
+_AGAIN = 3
+"""Samples that are played again when a limit of time ended the right answer."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +178,7 @@ async def _check_limits(audit: AuditContext) -> list[Finding]:
     timed = {record.sample for record in stopped if record.limit in ("time", "working")}
     plays = [
         replace(gold_play(sample, audit.reference.form, audit.gold), policy="gold:again")
-        for sample in [s for s in audit.wide if s.id in timed][:3]
+        for sample in [s for s in audit.wide if s.id in timed][:_AGAIN]
     ]
     again = await audit.stage.run(plays, alone=True)
     stopped = [record for record in stopped if record.sample not in timed] + again
@@ -213,8 +222,9 @@ async def _try_alternatives(audit: AuditContext) -> list[Finding]:
 def _failing(audit: AuditContext) -> list[Finding]:
     reference = audit.reference
     scored = {id: r for id, r in reference.gold.items() if r.reward is not None}
-    below = {id: r for id, r in scored.items() if not reference.is_full(r.reward)}
-    nothing = {id: below.pop(id) for id in list(below) if not reference.beats_null(below[id])}
+    partial = {id: r for id, r in scored.items() if not reference.is_full(r.reward)}
+    nothing = {id: r for id, r in partial.items() if not reference.beats_null(r)}
+    below = [r for id, r in partial.items() if id not in nothing]
     found = []
     if scored and len(nothing) == len(scored):
         found.append(_all_fail(audit, list(scored.values())))
@@ -229,12 +239,11 @@ def _failing(audit: AuditContext) -> list[Finding]:
             seen[id] = (f"{message}{record.reward:g}; {pay} pay for theirs.", record)
         found += per_sample("gold-fails", seen, severity=severity)
     if below:
-        least = min(record.reward or 0.0 for record in below.values())
+        least = min(record.reward or 0.0 for record in below)
         message = f"The right answer earns less than {reference.full:g} on "
         message += f"{on_samples(below, scored)}; the least is {least:g}."
         severity = Severity.LOW if len(below) == len(scored) else None
-        shown = list(below.values())
-        found.append(finding("gold-below-full", message, shown, severity=severity))
+        found.append(finding("gold-below-full", message, below, severity=severity))
     return found
 
 
@@ -253,7 +262,7 @@ def _all_fail(audit: AuditContext, records: list[EpisodeRecord]) -> Finding:
     tried = f"{counted(len(records), 'sample')} tried"
     if records[0].policy == SCRIPT:
         name = Path(str(audit.options.gold)).name
-        output = records[0].output[-1000:]
+        output = records[0].output[-_OUTPUT:]
         message = f"The solution script {name} earns nothing on {tried}. It said: "
         message += output.strip()[-200:] or "nothing"
         return finding("gold-fails", message, records, output=output)

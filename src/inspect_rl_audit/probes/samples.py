@@ -34,6 +34,23 @@ from inspect_tinker_plugin.plugins import counted, part_of
 
 _LABEL = r"(?:answer|solution|target|correct|gold|label|key|expected|hint|truth|result)\w*"
 
+_QUESTION = 3
+"""Minimum number of words of a question that can be recognised in a prompt."""
+
+_FAR = 8
+"""Times the usual length from which an input is far longer; at most one in as many is."""
+
+_FAR_TOKENS = 250
+"""Tokens that it is longer by, at least."""
+
+_FAR_LEAST = 5
+"""Samples from which there is a usual length."""
+
+_LISTED = 50
+
+_NEXT = 60
+"""Characters after a question in which an example has its answer."""
+
 _NO_LEAK = ("yes", "no", "true", "false", "a", "i", "none", "the", "c", "correct")
 """Targets that occur in prompts by chance."""
 
@@ -202,10 +219,10 @@ def _leaks(audit: AuditContext) -> list[Finding]:
 def _is_answered(prompt: str, own: str, target: str) -> bool:
     """Whether a prompt has a sample's question a second time, with the answer soon behind it."""
     asked, text = one_line(own).lower(), one_line(prompt).lower()
-    if len(asked.split()) < 3 or holds(asked, target):
-        return False  # too short to be recognised
+    if len(asked.split()) < _QUESTION or holds(asked, target):
+        return False
     parts = text.split(asked)
-    return len(parts) > 2 and any(holds(part[:60], target) for part in parts[1:])
+    return len(parts) > 2 and any(holds(part[:_NEXT], target) for part in parts[1:])
 
 
 def _is_labelled(prompt: str, target: str) -> bool:
@@ -271,18 +288,18 @@ def _tokens(text: str) -> int:
 
 
 def _far_longer(samples: Sequence[Sample]) -> list[Finding]:
-    """Report a few inputs, one in eight at most, that are many times as long as most."""
+    """Report a few inputs that are many times as long as most."""
     sizes = {sample.id: _tokens(question(sample)) for sample in samples}
     usual = median(sizes.values())
-    far = [id for id, size in sizes.items() if size > max(8 * usual, usual + 250)]
-    if not far or len(sizes) < 5 or len(far) > max(1, len(sizes) // 8):
+    far = [id for id, size in sizes.items() if size > max(_FAR * usual, usual + _FAR_TOKENS)]
+    if not far or len(sizes) < _FAR_LEAST or len(far) > max(1, len(sizes) // _FAR):
         return []
     longest = max(far, key=lambda id: sizes[id])
     message = (
         f"The input of {on_samples(far, sizes)} is far longer than the others': "
         f"up to {counted(sizes[longest], 'token')}, where half have at most {usual:,.0f}."
     )
-    return [finding("prompt-outlier", message, sample=longest, samples=far[:50])]
+    return [finding("prompt-outlier", message, sample=longest, samples=far[:_LISTED])]
 
 
 def _tools(audit: AuditContext) -> list[Finding]:

@@ -37,6 +37,9 @@ _AT_ONCE = (0.0,) * len(_PAUSES)
 DELAY = 4.0
 """Seconds that a reply is late, to see whether time counts."""
 
+_MUCH = 3
+"""How many times the limit the slowest policy may take."""
+
 
 @dataclass(frozen=True)
 class ScorerChecks:
@@ -227,7 +230,7 @@ def _speed(audit: AuditContext) -> list[Finding]:
     usual = statistics.median(record.scoring_seconds for record in fastest.values())
     slowest = max(fastest.values(), key=lambda record: record.scoring_seconds)
     limit = audit.options.slow_scoring
-    if usual < limit and slowest.scoring_seconds < 3 * limit:
+    if usual < limit and slowest.scoring_seconds < _MUCH * limit:
         return []
     message = (
         f"Scoring usually takes {usual:.1f} s, and {slowest.scoring_seconds:.1f} s for the "

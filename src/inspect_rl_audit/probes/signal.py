@@ -18,6 +18,9 @@ KEEP = "samples.txt"
 """File with the ids to train on, one per line, as ``--sample-id @FILE`` takes them: all samples
 but those whose attempts all earned the same."""
 
+_CUT = 0.1
+_LISTED = 200
+
 Rewards = Mapping[int | str, list[float]]
 """Rewards of attempts by their sample, or by their group."""
 
@@ -82,7 +85,7 @@ def _figures(
         chances = {k: pass_at(k, rewards, full) for k in (1, 2, 4, 8, 16, 32) if k <= len(rewards)}
         for k, chance in chances.items():
             passed[k].append(chance)
-        if len(per_sample) < 200:
+        if len(per_sample) < _LISTED:
             per_sample[str(id)] = {
                 "attempts": len(rewards),
                 "mean": round(statistics.fmean(rewards), 4),
@@ -154,13 +157,13 @@ def _find_extremes(
 def _examine_endings(attempts: Sequence[ModelAttempt]) -> list[Finding]:
     found = []
     cut = [each for each in attempts if "max_tokens" in each.stop or each.stop == "token limit"]
-    if len(cut) > 0.1 * len(attempts):
+    if len(cut) > _CUT * len(attempts):
         message = f"Cut at a token limit: {part_of(len(cut), len(attempts), 'episode')}."
         found.append(finding("cut-replies", message, cut[0]))
     failed = [each for each in attempts if each.failed]
     if failed:
         message = f"{part_of(len(failed), len(attempts), 'episode')} failed."
-        severity = None if len(failed) > 0.1 * len(attempts) else Severity.LOW
+        severity = None if len(failed) > _CUT * len(attempts) else Severity.LOW
         found.append(finding("failed-episodes", message, failed[0], severity=severity))
     return found
 
