@@ -19,10 +19,10 @@ from tests.export.logged_runs import loaded
 from tests.functions import make_solver
 from tests.waiting import until
 
-from inspect_tinker_plugin.contracts.errors import ExportError, TaskError
+from inspect_tinker_plugin.contracts.errors import ConfigError, ExportError, TaskError
 from inspect_tinker_plugin.export import folder as export_folder
 from inspect_tinker_plugin.export.folder import WORK
-from inspect_tinker_plugin.export.options import ExportOptions
+from inspect_tinker_plugin.export.options import Choice, ExportOptions
 from inspect_tinker_plugin.export.pipeline import ExportReport, export_task
 from inspect_tinker_plugin.options import DatasetOptions
 from inspect_tinker_plugin.tasks.reference import ResolvedTask
@@ -321,3 +321,20 @@ async def test_an_export_that_replaced_another_is_the_one_that_is_read(tmp_path:
     for count in (2, 3):
         await export(numbers(count), tmp_path / "out", overwrite=True)
         assert len(loaded(tmp_path / "out")) == count
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: ExportOptions(max_samples=0, workers=0),
+        lambda: ExportOptions(format="csv"),  # type: ignore[arg-type]
+        lambda: ExportOptions(layout="harbor"),  # type: ignore[arg-type]
+        lambda: Choice(form="all"),  # type: ignore[arg-type]
+        lambda: Choice(limits="some"),  # type: ignore[arg-type]
+        lambda: Choice(best=0),
+        lambda: Choice(margin=-1.0),
+    ],
+)
+def test_options_made_in_python_are_checked(made: Callable[[], object]) -> None:
+    with pytest.raises(ConfigError, match=r"at least|unknown"):
+        made()
