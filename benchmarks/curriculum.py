@@ -134,7 +134,7 @@ def main() -> None:
     limit = arguments.steps * GROUPS * EPISODES
     with tempfile.TemporaryDirectory(prefix="inspect-rl-curriculum-") as name:
         model = str(make_tiny_model(Path(name) / "model", tokenizer=tokenizer_path()))
-        with LocalServer(model, state_dir=Path(name) / "server") as server, server.exported():
+        with LocalServer(model, state_dir=Path(name) / "server") as server, server.export_environ():
             for seed in arguments.seeds:
                 for sampler, found in needed.items():
                     folder = Path(tempfile.mkdtemp(dir=name))

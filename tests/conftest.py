@@ -78,7 +78,6 @@ SLOW_MODULES = frozenset(
         "inspect_rl_audit/test_audit.py",
         "inspect_rl_audit/test_corpus.py",
         "test_startup.py",
-        "test_workers.py",
         "tokens/test_bridged.py",
     )
 )

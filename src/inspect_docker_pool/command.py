@@ -205,13 +205,13 @@ def encode_request(
     flags = has_input | (timeout is not None) << 1
     milliseconds = min(max(1, int(timeout * 1000)), _LONGEST_MILLISECONDS) if timeout else 0
     numbers = (kind, flags, len(words) - 2, len(env), milliseconds, 0, limit)
-    head = struct.pack("<IIIIIIQ", *numbers) + null_terminated([*words, *env])
+    head = struct.pack("<IIIIIIQ", *numbers) + join_null_terminated([*words, *env])
     if len(head) > _MAX_REQUEST:
         raise OSError(errno.E2BIG, os.strerror(errno.E2BIG))
     return head
 
 
-def null_terminated(words: Sequence[str | bytes]) -> bytes:
+def join_null_terminated(words: Sequence[str | bytes]) -> bytes:
     """Join words as the kernel expects them.
 
     Raises:
@@ -273,7 +273,7 @@ def result_of(call: Call, command: Command, *, not_found: int) -> CommandResult:
     if end.how is How.ENDED or result.timed_out or result.overflowed:
         return result
     if end.how is How.NOT_STARTED:
-        return _not_started(end, command, result, not_found)
+        return _describe_failed_start(end, command, result, not_found)
     raise lost()
 
 
@@ -304,7 +304,7 @@ def lost() -> SandboxMisusedError:
     )
 
 
-def _not_started(
+def _describe_failed_start(
     end: End, command: Command, result: CommandResult, not_found: int
 ) -> CommandResult:
     """Describe a command that could not start in the words of the engine and ``timeout``."""
@@ -330,14 +330,14 @@ def _not_started(
         said = f"/usr/bin/timeout: failed to run command '{name}': {end.reason}\n"
         status = 127 if end.error == errno.ENOENT else 126
         return replace(
-            result, status=status, stderr=said.encode(errors="replace"), denied=_denied(end)
+            result, status=status, stderr=said.encode(errors="replace"), denied=_is_denied(end)
         )
     if end.error == errno.ENOEXEC:
         said = f"exec {name}: exec format error\n"
         return replace(result, status=1, stderr=said.encode(errors="replace"))
     if end.error != errno.ENOENT:
         denied = runtime(f'{_RUNTIME}exec: "{name}": {end.reason.lower()}: unknown')
-        return replace(denied, denied=_denied(end))
+        return replace(denied, denied=_is_denied(end))
     if "/" in name:
         why = f'exec: "{name}": stat {name}: no such file or directory'
     else:
@@ -345,7 +345,7 @@ def _not_started(
     return runtime(f"{_RUNTIME}{why}: unknown", not_found)
 
 
-def _denied(end: End) -> bool:
+def _is_denied(end: End) -> bool:
     return end.error == errno.EACCES
 
 

@@ -34,7 +34,7 @@ from inspect_docker_pool.config import (
     parse_size,
 )
 from inspect_docker_pool.errors import SandboxConfigError
-from inspect_docker_pool.service import limited, parse_service
+from inspect_docker_pool.service import parse_limit, parse_service
 
 logger = getLogger(__name__)
 
@@ -157,7 +157,7 @@ def _project(
     try:
         settings = PoolSettings.model_validate(extension or {})
         disk = services[0].limits.disk if settings.disk is None else settings.disk
-        disk = limited(parse_size(disk or 0, "disk"))
+        disk = parse_limit(parse_size(disk or 0, "disk"))
         images = None if settings.images is None else parse_size(settings.images, "images")
     except ValueError as ex:
         raise SandboxConfigError(f"{source}: {ex}") from ex

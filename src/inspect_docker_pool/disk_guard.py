@@ -83,7 +83,7 @@ class DiskGuard:
         layer += sum(self._size(container, path) for path in _MOUNTED)
         if layer > limit:
             return f"by what {', '.join(_MOUNTED)} hold"
-        layer += _unlinked(int(facts["State"]["Pid"] or 0), processes)
+        layer += _sum_removed_files(int(facts["State"]["Pid"] or 0), processes)
         return "by removed files that are still open" if layer > limit else ""
 
     def _entries(self, container: Container, most: int) -> int:
@@ -124,7 +124,7 @@ def _processes() -> dict[str, list[int]]:
     return found
 
 
-def _unlinked(pid: int, processes: dict[str, list[int]]) -> int:
+def _sum_removed_files(pid: int, processes: dict[str, list[int]]) -> int:
     """Sum up a container's removed files that are still open or mapped.
 
     Returns:

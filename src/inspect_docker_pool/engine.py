@@ -46,7 +46,7 @@ _IMAGE_THREADS = 32
 CLOSED = "the sandbox pools were closed"
 
 
-async def settled(future: Future[T]) -> T:
+async def wait_for_thread(future: Future[T]) -> T:
     """Wait for a thread's result under asyncio or trio."""
     if sniffio.current_async_library() == "asyncio":
         return await asyncio.wrap_future(future)
@@ -278,7 +278,7 @@ class Engine:
 
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Await a blocking call."""
-        return await settled(self.submit(call, *args, **kwargs))
+        return await wait_for_thread(self.submit(call, *args, **kwargs))
 
     def storage_quota(self, image: str, labels: dict[str, str]) -> bool:
         """Return whether the engine can limit the size of a container's layer (asked once)."""
@@ -376,7 +376,7 @@ def engine_address() -> str:
     return os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
 
 
-def typed(ex: BaseException, what: str, container: str | None = None) -> SandboxError:
+def translate_error(ex: BaseException, what: str, container: str | None = None) -> SandboxError:
     """Turn an error of the SDK into one of this package's sandbox errors."""
     import docker
 
@@ -411,7 +411,7 @@ def engine_errors(what: str, container: str | None = None) -> Iterator[None]:
     except SandboxError:
         raise
     except Exception as ex:
-        raise typed(ex, what, container) from ex
+        raise translate_error(ex, what, container) from ex
 
 
 def quietly(call: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:

@@ -53,7 +53,7 @@ from inspect_docker_pool.executor import OpenCommand
 from inspect_docker_pool.manager import PoolManager, pool_manager
 from inspect_docker_pool.pool import Pool
 from inspect_docker_pool.project import Project
-from inspect_docker_pool.snapshot import Tape, taped
+from inspect_docker_pool.snapshot import Tape, record_on_tape
 
 logger = logging.getLogger(__name__)
 
@@ -231,7 +231,7 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
         """Give back all containers of the episode; they are removed in the background."""
         self._loan.end()
 
-    @taped
+    @record_on_tape
     async def exec(
         self,
         cmd: list[str],
@@ -249,7 +249,7 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
         if cmd[0].endswith("/inspect-sandbox-tools") and stdin:
             self._refuse_other_user(stdin)
         command = self._command(cmd, cwd, env, user)
-        with self._measured():
+        with self._measure_call():
             outcome = await self._container.run(replace(command, stdin=stdin, timeout=timeout))
         return _result(outcome, timeout)
 
@@ -279,10 +279,10 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
             return None
         return await self._container.open(self._command(cmd, cwd, env, user))
 
-    @taped
+    @record_on_tape
     async def write_file(self, file: str, contents: str | bytes) -> None:
         data = contents.encode() if isinstance(contents, str) else contents
-        with self._measured():
+        with self._measure_call():
             await self._container.write_file(self._path(file), data)
 
     @overload
@@ -294,9 +294,9 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
     async def read_file(self, file: str, text: bool = True) -> str | bytes:
         return await self._read_file(file, text)
 
-    @taped
+    @record_on_tape
     async def _read_file(self, file: str, text: bool) -> str | bytes:
-        with self._measured():
+        with self._measure_call():
             data = await self._container.read_file(self._path(file), file)
         return data.decode() if text else data
 
@@ -360,7 +360,7 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
         return f"{self._container.working_dir.rstrip('/')}/{path}"
 
     @contextlib.contextmanager
-    def _measured(self) -> Iterator[None]:
+    def _measure_call(self) -> Iterator[None]:
         begun = time.monotonic()
         try:
             yield

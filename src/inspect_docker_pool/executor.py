@@ -35,7 +35,7 @@ from inspect_docker_pool.command import (
     Setup,
     encode_request,
     explain_end,
-    null_terminated,
+    join_null_terminated,
 )
 from inspect_docker_pool.engine import undo
 from inspect_docker_pool.errors import SandboxError, SandboxStartError
@@ -109,7 +109,7 @@ class Executor:
         log = bytearray()
         problem = ""
         try:
-            self._send(_Request.CONFIGURE, 0, head + null_terminated(words))
+            self._send(_Request.CONFIGURE, 0, head + join_null_terminated(words))
             for kind, body in self._answers(deadline):
                 if kind is _Answer.LOG:
                     log += body

@@ -15,7 +15,7 @@ from logging import getLogger
 from typing import Any
 
 from inspect_docker_pool.config import GIB, Build, ContainerConfig, HealthCheck, ProjectConfig
-from inspect_docker_pool.engine import Engine, quietly, typed
+from inspect_docker_pool.engine import Engine, quietly, translate_error
 from inspect_docker_pool.errors import SandboxConfigError, SandboxError, SandboxImageError
 
 logger = getLogger(__name__)
@@ -121,16 +121,16 @@ class ImageBudget:
             layers[beneath] = int(entry["Size"])
         return layers
 
-    def _used(self) -> int:
+    def _measure_use(self) -> int:
         return sum({k: v for layers in self._made.values() for k, v in layers.items()}.values())
 
     def _remove_if_over(self, name: str) -> None:
         with self._lock:
             budget = DEFAULT_BYTES if self._stated is None else self._stated
-            used = self._used()
+            used = self._measure_use()
             if used <= budget or (layers := self._made.pop(name, None)) is None:
                 return
-            freed = used - self._used()
+            freed = used - self._measure_use()
         # Not by force: the engine refuses while a container runs from it.
         if not quietly(self._engine.api.remove_image, name):
             with self._lock:
@@ -246,7 +246,7 @@ class Images:
         except docker.errors.NotFound:
             return None
         except (OSError, docker.errors.DockerException) as ex:
-            raise typed(ex, f"image {reference!r}") from ex
+            raise translate_error(ex, f"image {reference!r}") from ex
 
 
 @contextmanager
@@ -257,7 +257,7 @@ def _image_errors(what: str) -> Iterator[None]:
     except SandboxError:
         raise
     except ConnectionError as ex:  # of the socket: the engine is away
-        raise typed(ex, what) from ex
+        raise translate_error(ex, what) from ex
     except Exception as ex:
         raise SandboxImageError(f"{what}: {getattr(ex, 'explanation', None) or ex}") from ex
 

@@ -23,7 +23,7 @@ from inspect_docker_pool.engine import (
     engine_address,
     engine_errors,
     quietly,
-    settled,
+    wait_for_thread,
 )
 from inspect_docker_pool.errors import (
     SandboxEngineError,
@@ -81,8 +81,8 @@ class PoolManager:
         with self._lock:
             made = config in self._ahead and config in self._found
             self._ahead.discard(config)
-        pool = await settled(self._find(config, refresh=not made))
-        pool.used()
+        pool = await wait_for_thread(self._find(config, refresh=not made))
+        pool.note_use()
         return pool
 
     def make_ahead(self, config: ProjectConfig) -> Future[Pool]:
@@ -110,10 +110,10 @@ class PoolManager:
         """
         begun = time.monotonic()
         for _ in range(_SEARCHES - 1):
-            pool = await settled(self._find(config))
+            pool = await wait_for_thread(self._find(config))
             with contextlib.suppress(SandboxImageError):  # another program removed the image
                 return pool, await pool.acquire(begun=begun)
-        pool = await settled(self._find(config))
+        pool = await wait_for_thread(self._find(config))
         return pool, await pool.acquire(begun=begun)
 
     def known(self, config: ProjectConfig) -> Pool | None:

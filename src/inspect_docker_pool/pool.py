@@ -19,7 +19,7 @@ from functools import partial
 
 from inspect_docker_pool.config import ProjectConfig
 from inspect_docker_pool.context import ACQUIRE, WARM_HITS, exceeds_bounds, measure
-from inspect_docker_pool.engine import CLOSED, Engine, settled, undo
+from inspect_docker_pool.engine import CLOSED, Engine, undo, wait_for_thread
 from inspect_docker_pool.errors import (
     SandboxError,
     SandboxImageError,
@@ -198,7 +198,7 @@ class Pool:
         """Stop keeping projects ready (the pool stays open), or resume it."""
         self._resting = resting
 
-    def used(self) -> None:
+    def note_use(self) -> None:
         """Record that somebody wants this pool's projects."""
         self._last_used = time.monotonic()
 
@@ -232,7 +232,7 @@ class Pool:
             (self._waiters.appendleft if waiter.exceeds else self._waiters.append)(waiter)
         self.pump()
         try:
-            project = await settled(waiter.future)
+            project = await wait_for_thread(waiter.future)
         except BaseException as ex:
             undo(ex, partial(self._withdraw, waiter))
             raise
@@ -424,7 +424,9 @@ class Pool:
             project.start(lambda: self._closed)
         except BaseException as ex:
             self._try_removal(project)
-            self._failed(waiter, ex if isinstance(ex, SandboxError) else SandboxStartError(str(ex)))
+            self._report_failure(
+                waiter, ex if isinstance(ex, SandboxError) else SandboxStartError(str(ex))
+            )
             return
         with self._lock:
             self._ended_start(waiter)
@@ -447,7 +449,7 @@ class Pool:
             self._remove(project)
         self.pump()
 
-    def _failed(self, waiter: Waiter | None, ex: SandboxError) -> None:
+    def _report_failure(self, waiter: Waiter | None, ex: SandboxError) -> None:
         with self._lock:
             self._ended_start(waiter)
             self._failures += 1

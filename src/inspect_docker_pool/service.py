@@ -268,8 +268,8 @@ def _limits(service: dict[str, Any], refuse: Refuse) -> Limits:
     shm = service.get("shm_size")
     return Limits(
         cpus=float(cpus or 0) or None,
-        memory=limited(parse_size(memory, "mem_limit")),
-        pids=limited(pids),
+        memory=parse_limit(parse_size(memory, "mem_limit")),
+        pids=parse_limit(pids),
         shm=None if shm is None else parse_size(shm, "shm_size"),
         ulimits=tuple(
             (name, *_soft_and_hard(value))
@@ -278,7 +278,7 @@ def _limits(service: dict[str, Any], refuse: Refuse) -> Limits:
     )
 
 
-def limited(value: int) -> int | None:
+def parse_limit(value: int) -> int | None:
     return value if value > 0 else None
 
 

@@ -35,7 +35,7 @@ from inspect_docker_pool.config import (
 )
 from inspect_docker_pool.container import Container
 from inspect_docker_pool.context import FORKS, SNAPSHOTS, SampleSetup, measure
-from inspect_docker_pool.engine import Engine, engine_errors, quietly, settled, undo
+from inspect_docker_pool.engine import Engine, engine_errors, quietly, undo, wait_for_thread
 from inspect_docker_pool.errors import SandboxError
 from inspect_docker_pool.image import Image
 from inspect_docker_pool.lease import SNAPSHOTS_REPOSITORY, Lease
@@ -102,7 +102,7 @@ class Taped(Protocol):
 S = TypeVar("S", bound=Taped)
 
 
-def taped(
+def record_on_tape(
     method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
     """Let a method of a sandbox be recorded and answered from tape, while it has one."""
@@ -278,7 +278,7 @@ class Snapshots:
                 fork.waiting -= 1
 
         try:
-            snapshot = await settled(fork.result)
+            snapshot = await wait_for_thread(fork.result)
         except BaseException as ex:
             undo(ex, leave)
             raise
@@ -329,7 +329,7 @@ class Snapshots:
     async def _commit(self, part: ForkMember) -> Snapshot:
         commit = self._engine.submit(self._make, part)
         try:
-            return await settled(commit)
+            return await wait_for_thread(commit)
         except BaseException as ex:
             undo(ex, functools.partial(commit.add_done_callback, self._discard_made))
             raise

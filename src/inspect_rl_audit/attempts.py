@@ -217,6 +217,6 @@ def _model(choices: dict[str, Any], folder: Path) -> Iterator[tuple[str, LocalSe
     check_reply_length(model, choices["max_tokens"])
     settings = LocalSettings(sample_batch=min(64, max(8, 4 * choices["episodes"])))
     state = folder / SERVER_FOLDER
-    with LocalServer(model, state_dir=state, settings=settings) as server, server.exported():
+    with LocalServer(model, state_dir=state, settings=settings) as server, server.export_environ():
         yield model, server
     shutil.rmtree(state)  # kept after a failure, for its log

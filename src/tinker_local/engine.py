@@ -266,7 +266,7 @@ def repair_shapes() -> None:
     GeneratorMixin._prefill_and_decode = staticmethod(
         _with_round_limits(GeneratorMixin._prefill_and_decode)
     )
-    TinkerEngine.find_batchable_sample = _once_all_have_arrived(TinkerEngine.find_batchable_sample)
+    TinkerEngine.find_batchable_sample = _wait_for_more(TinkerEngine.find_batchable_sample)
 
 
 def full_batch(count: int, limit: int) -> int:
@@ -329,7 +329,7 @@ def _with_round_limits(generate: Callable[..., Any]) -> Callable[..., Any]:
     return rounded
 
 
-def _once_all_have_arrived(find: Callable[..., Any]) -> Callable[..., Any]:
+def _wait_for_more(find: Callable[..., Any]) -> Callable[..., Any]:
     """Wait, a tenth of a second at a time, while more requests come in.
 
     A batch costs the same whether it is full or not, and the rollouts of a step ask together.

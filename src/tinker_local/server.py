@@ -100,7 +100,7 @@ class LocalServer:
         }
 
     @contextlib.contextmanager
-    def exported(self) -> Iterator[None]:
+    def export_environ(self) -> Iterator[None]:
         """Set the variables of :attr:`environ` inside a block, here and for new processes."""
         before = {name: os.environ.get(name) for name in self.environ}
         os.environ.update(self.environ)

@@ -8,7 +8,7 @@ from contextlib import suppress
 import anyio
 import pytest
 
-from inspect_tinker_plugin.processes.loops import bounded
+from inspect_tinker_plugin.processes.loops import run_bounded
 
 
 async def stubborn() -> str:
@@ -19,7 +19,7 @@ async def stubborn() -> str:
 
 
 async def test_who_waits_for_code_that_swallows_cancellation_is_cancelled() -> None:
-    waiting = asyncio.ensure_future(bounded(stubborn(), None))
+    waiting = asyncio.ensure_future(run_bounded(stubborn(), None))
     await asyncio.sleep(0.01)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -28,13 +28,13 @@ async def test_who_waits_for_code_that_swallows_cancellation_is_cancelled() -> N
 
 async def test_a_scope_around_code_that_swallows_cancellation_ends() -> None:
     with anyio.move_on_after(0.01) as scope:
-        await bounded(stubborn(), None)
+        await run_bounded(stubborn(), None)
         pytest.fail("the deadline was lost")
     assert scope.cancelled_caught
 
 
 async def test_what_such_code_returns_in_its_grace_after_a_time_out_counts() -> None:
-    assert await bounded(stubborn(), 0.01) == "done"
+    assert await run_bounded(stubborn(), 0.01) == "done"
 
 
 async def test_work_is_cancelled_once_by_a_scope_around_a_gathering() -> None:
@@ -51,5 +51,5 @@ async def test_work_is_cancelled_once_by_a_scope_around_a_gathering() -> None:
 
     with anyio.CancelScope() as scope:
         asyncio.get_running_loop().call_later(0.01, scope.cancel)
-        await asyncio.gather(bounded(cleans_up(), None, grace=5.0))
+        await asyncio.gather(run_bounded(cleans_up(), None, grace=5.0))
     assert told == ["cancelled", "cleaned up"]

@@ -184,7 +184,7 @@ class EpisodeCalls(RuleBasedStateMachine):
         if self.env is not None and self.env.ending is not None:
             ending = self._finish(self.env.settle()) if self.env.ending.reward else None
             if ending is not None:
-                unpaid = self.env.unpaid(Trajectory([], []))  # type: ignore[arg-type]
+                unpaid = self.env.find_unpaid(Trajectory([], []))  # type: ignore[arg-type]
                 assert unpaid == ending.reward.value, "what nobody got is still owed"
         self.env = None
         self._forget_calls()

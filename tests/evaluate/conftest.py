@@ -18,5 +18,5 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def server(tiny_model: Path) -> Iterator[LocalServer]:
-    with LocalServer(tiny_model) as running, running.exported():
+    with LocalServer(tiny_model) as running, running.export_environ():
         yield running

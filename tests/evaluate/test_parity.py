@@ -29,11 +29,11 @@ from inspect_tinker_plugin.testing.policy import ScriptedPolicy, load_renderer, 
 from inspect_tinker_plugin.testing.replies import Player, recording
 from inspect_tinker_plugin.testing.sides import (
     Conditions,
-    bounded,
     eval_arguments,
     make_runner,
     one_sample_task,
     roll_to_end,
+    wait_for_run,
 )
 from inspect_tinker_plugin.testing.traces import (
     Trace,
@@ -155,7 +155,7 @@ async def evaluate(
                 fail_on_error=False,
                 **eval_arguments(options),
             )
-            [written] = await bounded(work, 300, played.player)
+            [written] = await wait_for_run(work, 300, played.player)
             log = await read_eval_log_async(written.location, resolve_attachments="full")
     played.player.refusals = int(sampler.policy.exhausted)
     assert log.samples, log.error
@@ -190,7 +190,7 @@ async def roll_out(
         )
 
         policy = Completer(sampler, max_tokens)
-        result = await bounded(roll_to_end(episode, tokens, policy), 300, played.player)
+        result = await wait_for_run(roll_to_end(episode, tokens, policy), 300, played.player)
         played.player.refusals = int(sampler.policy.exhausted)
         played.trace = trace_of_result(
             result, policy=played.player, others=others, ordered=case.ordered

@@ -251,7 +251,7 @@ async def test_groups_that_share_their_set_up_get_one_container_each(
 
 def kill_sandbox(env: InspectEnv) -> None:
     [sandbox] = env.episode.sandboxes.values()
-    inner = inspect_internals.unproxied(sandbox)
+    inner = inspect_internals.strip_proxy(sandbox)
     assert isinstance(inner, DockerPoolSandboxEnvironment)
     subprocess.run(["docker", "kill", inner.container.id], check=True, capture_output=True)
 

@@ -18,7 +18,7 @@ from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollout_runner import run_rollout
 from tinker_cookbook.rl.types import Trajectory
 
-from inspect_tinker_plugin.logs.rollout import SAMPLED_KEY, sampled
+from inspect_tinker_plugin.logs.rollout import SAMPLED_KEY, record_trajectory
 from inspect_tinker_plugin.logs.rollout import trajectory as logged_trajectory
 from inspect_tinker_plugin.rl.env import InspectEnv
 from inspect_tinker_plugin.testing.kit import ParityReport, Side, describe
@@ -142,7 +142,7 @@ def assert_kept_in_a_log(trajectory: Trajectory) -> None:
     dice = Random(1)
     for transition in trajectory.transitions:
         transition.ac.maybe_logprobs = [-dice.random() for _ in transition.ac.tokens]
-    kept = sampled(trajectory, 0.1)
+    kept = record_trajectory(trajectory, 0.1)
     if kept is None:
         chunks = [chunk for each in trajectory.transitions for chunk in each.ob.chunks]
         assert not all(isinstance(chunk, tinker.EncodedTextChunk) for chunk in chunks)

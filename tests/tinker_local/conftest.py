@@ -12,5 +12,5 @@ from tinker_local import LocalServer
 
 @pytest.fixture(scope="session")
 def local_server(tiny_model: Path) -> Iterator[LocalServer]:
-    with LocalServer(tiny_model) as server, server.exported():
+    with LocalServer(tiny_model) as server, server.export_environ():
         yield server

@@ -100,7 +100,7 @@ def test_a_control_token_in_a_text_is_no_control_token(name: str) -> None:
         text = context.tokenizer.decode(prompt.to_ints())
         assert text.count(f"a {hostile}b{hostile}") >= (8 if tools else 3) or "\\u" in text
         metrics = episode.metrics
-        known = 2 * len(context.control.spelled(hostile))  # the format may have no such token
+        known = 2 * len(context.control.find_spelled(hostile))  # the format may have no such token
         assert metrics["tokens/control_in_text"] == known * (10 if tools else 3)
 
 

@@ -29,7 +29,7 @@ from inspect_tinker_plugin.train.history import (
 )
 from inspect_tinker_plugin.train.report import render
 from inspect_tinker_plugin.train.request import TrainRequest
-from inspect_tinker_plugin.train.scans import check_scanners, find_alarms, scanned
+from inspect_tinker_plugin.train.scans import check_scanners, find_alarms, scan_batches
 
 SCANNER = """
 from inspect_scout import Result, Scanner, Transcript, scanner
@@ -64,7 +64,7 @@ def test_batches_are_scanned_beside_the_training(tmp_path: Path) -> None:
     for answers in (["4"] * 4, ["5", "3", "2", "1"]):
         roll_out(tmp_path / ROLLOUT_LOGS, answers)
     request = TrainRequest(task="t", log_dir=tmp_path, scan=files, scan_limit=2, say=said.append)
-    with scanned(request):
+    with scan_batches(request):
         pass
     rows = read_rows(tmp_path / SCANS)
     assert sorted(row["scan/about_answers"] for row in rows) == [0.0, 1.0]
@@ -102,7 +102,7 @@ def test_batches_that_are_not_scanned_are_counted(tmp_path: Path) -> None:
     said: list[str] = []
     roll_out(tmp_path / ROLLOUT_LOGS, ["4"])
     scan: dict[str, Any] = {"scan": ["scanner.py"], "scan_limit": 1, "scan_tokens": 0}
-    with scanned(TrainRequest(task="t", log_dir=tmp_path, say=said.append, **scan)):
+    with scan_batches(TrainRequest(task="t", log_dir=tmp_path, say=said.append, **scan)):
         pass
     assert said[-1] == "not scanned: 1 of 1 batch"
 

@@ -17,7 +17,7 @@ from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.export.options import Choice
 from inspect_tinker_plugin.train import strategies
 from inspect_tinker_plugin.train.history import record_run
-from inspect_tinker_plugin.train.imitation import imitated
+from inspect_tinker_plugin.train.imitation import find_imitated
 from inspect_tinker_plugin.train.run import _imitate_train_test, plan_run, train
 
 pytestmark = [pytest.mark.local]
@@ -82,7 +82,7 @@ def test_a_run_is_not_continued_with_other_data(tmp_path: Path) -> None:
     begun = tmp_path / "run" / "imitation"
     begun.mkdir()
     (begun / "checkpoints.jsonl").write_text('{"name": "000002", "batch": 2}\n')
-    assert imitated(tmp_path / "run") is None
+    assert find_imitated(tmp_path / "run") is None
     with pytest.raises(Started):
         train(toy_request(tmp_path / "run", warm_start=str(data)))
     edited(data, lambda row: row["messages"][-1].update(content="other words"))
@@ -126,17 +126,17 @@ def test_a_run_killed_in_either_phase_goes_on_and_imitates_once(
     first = Run.start(folder, tiny_model, *options, *warm)
     first.wait_until(lambda: len(rows(folder / "imitation/metrics.jsonl")) >= 4)
     first.kill()
-    assert imitated(folder) is None
+    assert find_imitated(folder) is None
     second = Run.start(folder, tiny_model, *options, *warm)
     second.wait_for_steps(2)
     second.kill()
-    start = imitated(folder)
+    start = find_imitated(folder)
     taught = rows(folder / "imitation/metrics.jsonl")
     assert max(row["step"] for row in taught) == 11
     third = Run.start(folder, tiny_model, *options, *warm)
     third.finish()
     assert rows(folder / "imitation/metrics.jsonl") == taught, "it imitated again"
-    assert imitated(folder) == start
+    assert find_imitated(folder) == start
     assert {row["step"] for row in rows(folder / "trained.jsonl")} >= {-1}, "what was imitated"
     assert set(steps(folder)) == {0, 1, 2}
     assert taught[-1]["train_mean_nll"] < taught[0]["train_mean_nll"]

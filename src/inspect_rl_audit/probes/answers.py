@@ -127,7 +127,7 @@ def _grade_wrong(audit: AuditContext, code: str, samples: Sequence[Sample]) -> S
     return CODES[code].severity
 
 
-def _hedged(audit: AuditContext, sample: Sample) -> PolicyReply | None:
+def _name_every_candidate(audit: AuditContext, sample: Sample) -> PolicyReply | None:
     """Name every candidate; for choices with letters, every letter."""
     if choices := sample.choices:
         all_right = len(choice_texts(sample) or []) >= len(choices)
@@ -171,7 +171,7 @@ def _name_choices(audit: AuditContext, sample: Sample, named: Sequence[str]) -> 
     return always(text)
 
 
-def _embedded(audit: AuditContext, sample: Sample) -> PolicyReply | None:
+def _embed_target(audit: AuditContext, sample: Sample) -> PolicyReply | None:
     """Give the target inside a longer word or number."""
     target = targets(sample)[0].strip()
     if sample.choices or len(target) > 60:
@@ -180,7 +180,7 @@ def _embedded(audit: AuditContext, sample: Sample) -> PolicyReply | None:
     return always(audit.reference.write(inside))
 
 
-def _negated(audit: AuditContext, sample: Sample) -> PolicyReply | None:
+def _negate_target(audit: AuditContext, sample: Sample) -> PolicyReply | None:
     target = targets(sample)[0]
     if sample.choices or not any(c.isalnum() for c in target):
         return None
@@ -196,11 +196,11 @@ def _similar_number(audit: AuditContext, sample: Sample) -> PolicyReply | None:
 
 
 _WRONG: Sequence[tuple[str, str, Callable[[AuditContext, Sample], PolicyReply | None]]] = (
-    ("hedged-answer", "hedged-answer", _hedged),
+    ("hedged-answer", "hedged-answer", _name_every_candidate),
     ("wrong-answer-accepted", "wrong-answer-accepted", _other_answer),
     ("similar-number", "wrong-answer-accepted", _similar_number),
-    ("substring-match", "substring-match", _embedded),
-    ("negated-answer", "negated-answer", _negated),
+    ("substring-match", "substring-match", _embed_target),
+    ("negated-answer", "negated-answer", _negate_target),
 )
 """Wrong answers to a sample: name of the policy, the finding if it pays, and the reply."""
 

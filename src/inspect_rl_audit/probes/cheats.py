@@ -38,7 +38,7 @@ from inspect_rl_audit.policies import (
     targets,
     to_all,
 )
-from inspect_rl_audit.probes.scorer import files_named
+from inspect_rl_audit.probes.scorer import find_data_files
 from inspect_rl_audit.records import (
     CODES,
     EpisodeRecord,
@@ -144,7 +144,7 @@ class SandboxCheats:
         attacked = audit.some(samples, _FEW)
         honest = [moves.play_script("cheat:none", s, "true") for s in attacked]
         base = {record.sample: record for record in await audit.stage.run(honest)}
-        for attack in _attacks(base, files_named(audit.task.scorer or []), host=host):
+        for attack in _attacks(base, find_data_files(audit.task.scorer or []), host=host):
             if attack.code == "result-forged" and any(f.code == attack.code for f in found):
                 continue  # one forgery is enough
             found += await _try(audit, attack, attacked, base)

@@ -63,7 +63,7 @@ def find_copies(samples: Sequence[Sample]) -> list[Finding]:
     # case may be what is asked about
     found += [
         _conflict(group, "ask the same but for case or the last sign", Severity.LOW)
-        for group in _groups(samples, _folded)
+        for group in _groups(samples, _fold_question)
         if _disagree(group) and not all(id(sample) in known for sample in group)
     ]
     return found[: 2 * _LISTED]
@@ -104,7 +104,7 @@ def _content(sample: Sample) -> dict[str, Any]:
     return content
 
 
-def _folded(sample: Sample) -> dict[str, Any]:
+def _fold_question(sample: Sample) -> dict[str, Any]:
     """Return a question without regard to case and its last sign; messages as they are."""
     given: Any = sample.input
     if isinstance(given, str):

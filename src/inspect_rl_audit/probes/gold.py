@@ -67,7 +67,7 @@ async def learn_reference(
         form = await trials.find_form([sample for sample in chosen if gold.known(sample)])
         others = [sample for sample in known if sample.id not in trials.best]
         await trials.play(others, form)
-        failing = [s for s in trials.unpaid(others) if s.id in trials.best]
+        failing = [s for s in trials.find_unpaid(others) if s.id in trials.best]
         for other in FORMS:
             if failing and other != form:
                 await trials.play(failing[:8], other)
@@ -104,7 +104,7 @@ class _Trials:
                 self.best[record.sample] = record
         return played
 
-    def unpaid(self, samples: Sequence[Sample]) -> list[Sample]:
+    def find_unpaid(self, samples: Sequence[Sample]) -> list[Sample]:
         """Return the samples whose best episode earns less than 1, or that have none."""
         paid = {id for id, r in self.best.items() if (r.reward or 0) >= 1 - TINY}
         return [sample for sample in samples if sample.id not in paid]
@@ -113,7 +113,7 @@ class _Trials:
         """Play the forms until one pays in full everywhere; return the one that pays most."""
         sums: dict[str, float] = {}
         for form in FORMS:
-            rest = samples if form in _USUAL else self.unpaid(samples)
+            rest = samples if form in _USUAL else self.find_unpaid(samples)
             if form not in _USUAL and not rest:
                 break
             played = await self.play(rest, form)
@@ -167,7 +167,7 @@ class GoldAnswers:
             return [] if any(map(targets, audit.samples)) else [finding("no-gold", message)]
         found = await _check_limits(audit)
         found += _failing(audit)
-        found += _inverted(audit)
+        found += _find_inverted_scores(audit)
         found += await _try_alternatives(audit)
         return found + await _check_limits_with_tools(audit)
 
@@ -275,7 +275,7 @@ def _all_fail(audit: AuditContext, records: list[EpisodeRecord]) -> Finding:
     return finding("gold-fails", message, records, severity=severity)
 
 
-def _inverted(audit: AuditContext) -> list[Finding]:
+def _find_inverted_scores(audit: AuditContext) -> list[Finding]:
     gold, unknowing = audit.reference.gold, audit.reference.null
     pairs = [
         (record, null)

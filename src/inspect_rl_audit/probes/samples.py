@@ -115,7 +115,7 @@ def _targets(audit: AuditContext) -> list[Finding]:
     found = _report_each(samples, "target-unreachable", _unreachable)
     if any(map(targets, samples)):
         found += _report_each(samples, "empty-target", _empty)
-    found += _report_each(samples, "duplicate-choices", _doubled)
+    found += _report_each(samples, "duplicate-choices", _find_doubled_choice)
     return found + _imbalance(audit)
 
 
@@ -140,7 +140,7 @@ def _empty(sample: Sample) -> str | None:
     return None if targets(sample) else f"The target is {sample.target!r}."
 
 
-def _doubled(sample: Sample) -> str | None:
+def _find_doubled_choice(sample: Sample) -> str | None:
     counts = Counter(choice.strip() for choice in sample.choices or [])
     text = next((text for text, n in counts.items() if n > 1), None)
     if text is None:

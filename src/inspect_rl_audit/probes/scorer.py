@@ -267,7 +267,7 @@ def functions_of(scorers: Sequence[object]) -> Iterator[FunctionType]:
             waiting += filter(callable, _closed_over(each))
 
 
-def files_named(scorers: Sequence[object]) -> list[str]:
+def find_data_files(scorers: Sequence[object]) -> list[str]:
     """Return names of data files in the code of scorers, or in their arguments."""
     found: dict[str, None] = {}
     for function in functions_of(scorers):
@@ -302,7 +302,7 @@ def shifted_clock(scorers: Sequence[object], seconds: float) -> Iterator[None]:
     spaces = {id(f.__globals__): f.__globals__ for f in functions_of(scorers)}
     for space in spaces.values():
         for name, value in list(space.items()):
-            if (other := _shifted(value, seconds)) is not None:
+            if (other := _shift_clock(value, seconds)) is not None:
                 replaced.append((space, name, value))
                 space[name] = other
     try:
@@ -312,7 +312,7 @@ def shifted_clock(scorers: Sequence[object], seconds: float) -> Iterator[None]:
             space[name] = value
 
 
-def _shifted(value: object, seconds: float) -> object:
+def _shift_clock(value: object, seconds: float) -> object:
     """Return a stand-in for a clock that is this many seconds off; ``None`` for anything else."""
     off = dates.timedelta(seconds=seconds)
 

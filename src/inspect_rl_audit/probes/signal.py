@@ -41,7 +41,7 @@ class Signal:
             if each.reward is not None and not each.failed:
                 by_sample[each.sample].append(each.reward)
                 by_group[each.group].append(each.reward)
-        flat = {id for id, rewards in _several(by_sample).items() if not _mixed(rewards)}
+        flat = {id for id, rewards in _several(by_sample).items() if not _are_mixed(rewards)}
         keep = [sample.id for sample in audit.samples if sample.id not in flat]
         (audit.folder / KEEP).unlink(missing_ok=True)
         if keep and flat:
@@ -67,11 +67,11 @@ def _several(rewards: Rewards) -> Rewards:
     return {id: own for id, own in rewards.items() if len(own) > 1}
 
 
-def _mixed(rewards: Sequence[float]) -> bool:
+def _are_mixed(rewards: Sequence[float]) -> bool:
     return max(rewards) - min(rewards) > TINY
 
 
-def _solved(rewards: Sequence[float], full: float) -> list[bool]:
+def _find_solved(rewards: Sequence[float], full: float) -> list[bool]:
     return [reward >= full - TINY for reward in rewards]
 
 
@@ -92,14 +92,14 @@ def _figures(
                 **{f"pass@{k}": round(chance, 4) for k, chance in chances.items()},
             }
     every = [reward for rewards in by_sample.values() for reward in rewards]
-    solved = [_solved(rewards, full) for rewards in by_sample.values()]
+    solved = [_find_solved(rewards, full) for rewards in by_sample.values()]
     return {
         "attempts": len(attempts),
         "samples": len(by_sample),
         "mean_reward": round(statistics.fmean(every), 4) if every else None,
         "pass_at": {str(k): round(statistics.fmean(passed[k]), 4) for k in sorted(passed)},
         "groups": len(groups),
-        "flat_groups": sum(not _mixed(rewards) for rewards in groups),
+        "flat_groups": sum(not _are_mixed(rewards) for rewards in groups),
         "solved_by_all": sum(map(all, solved)),
         "solved_by_none": sum(not any(each) for each in solved),
         "turns": _spread([each.cost.turns for each in attempts]),
@@ -111,7 +111,7 @@ def _figures(
 
 def pass_at(k: int, rewards: Sequence[float], full: float) -> float:
     """Return the unbiased estimate of the chance that one of k attempts earns the full reward."""
-    n, solved = len(rewards), sum(_solved(rewards, full))
+    n, solved = len(rewards), sum(_find_solved(rewards, full))
     if n - solved < k:
         return 1.0
     return 1.0 - math.comb(n - solved, k) / math.comb(n, k)
@@ -129,7 +129,7 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def _find_flat(by_group: Rewards, attempts: Sequence[ModelAttempt]) -> list[Finding]:
-    flat = [name for name, rewards in by_group.items() if not _mixed(rewards)]
+    flat = [name for name, rewards in by_group.items() if not _are_mixed(rewards)]
     if not by_group or 2 * len(flat) < len(by_group):
         return []
     shown = next(each for each in attempts if each.group == flat[0])
@@ -142,7 +142,7 @@ def _find_flat(by_group: Rewards, attempts: Sequence[ModelAttempt]) -> list[Find
 def _find_extremes(
     by_sample: Rewards, attempts: Sequence[ModelAttempt], full: float
 ) -> list[Finding]:
-    all_solve = [id for id, rewards in by_sample.items() if all(_solved(rewards, full))]
+    all_solve = [id for id, rewards in by_sample.items() if all(_find_solved(rewards, full))]
     none_solve = [id for id, rewards in by_sample.items() if max(rewards) <= TINY]
     found = []
     for code, ids in (("solved-by-all", all_solve), ("solved-by-none", none_solve)):
@@ -170,7 +170,7 @@ def _examine_endings(attempts: Sequence[ModelAttempt]) -> list[Finding]:
 
 def _recommend(mixed: Rewards, attempts: Sequence[ModelAttempt], full: float) -> dict[str, Any]:
     """Recommend group size and reply length for a first run on samples whose rewards differ."""
-    rates = [sum(_solved(rewards, full)) / len(rewards) for rewards in mixed.values()]
+    rates = [sum(_find_solved(rewards, full)) / len(rewards) for rewards in mixed.values()]
     rate = statistics.median(rates) if rates else 0.5
     flat = max(rate, 1 - rate)
     # the smallest group whose rewards differ nine times in ten: flat^G <= 0.1

@@ -59,7 +59,7 @@ async def serve_agents(
 
 async def _stand_in(name: str | None) -> BridgeSandbox | None:
     """Return the stand-in for a bridge's sandbox; ``None`` to use Inspect's own way."""
-    environment = internals.unproxied(sandbox(name))
+    environment = internals.strip_proxy(sandbox(name))
     try:
         return BridgeSandbox(None if is_local(environment) else await open_relay(environment))
     except RelayError as ex:

@@ -126,7 +126,7 @@ async def _start(
 
     async def open_noted() -> OpenCommand | None:
         shell = ["/bin/sh", "-c", shlex.join(cmd)]  # as Inspect's own server in the sandbox
-        command = await open_command(internals.unproxied(environment), shell, **where)
+        command = await open_command(internals.strip_proxy(environment), shell, **where)
         if isinstance(command, LocalCommand):
             commands.local.append(command)
         return command

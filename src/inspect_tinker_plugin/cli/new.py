@@ -91,17 +91,17 @@ def write_packages(template: Path, folder: Path, name: str, names: Mapping[str, 
     for source in sorted(template.rglob("*")):
         if source.is_dir() or "__pycache__" in source.parts:
             continue
-        path = folder / _renamed(source.relative_to(template).as_posix(), name)
+        path = folder / _rename_package(source.relative_to(template).as_posix(), name)
         text = source.read_text(encoding="utf-8")
         for known, new in names.items():
             text = text.replace(known, new)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(_renamed(text, name), encoding="utf-8")
+        path.write_text(_rename_package(text, name), encoding="utf-8")
         written.append(path)
     return written
 
 
-def _renamed(text: str, name: str) -> str:
+def _rename_package(text: str, name: str) -> str:
     module = name.replace("-", "_")
     text = text.replace(f"{PLACEHOLDER}-", f"{name}-").replace(PLACEHOLDER, module)
     return text.replace(PLACEHOLDER.title(), module.title().replace("_", ""))

@@ -41,7 +41,7 @@ def task_arguments(command: Command) -> Command:
             help="YAML or JSON config file with task arguments.",
         ),
     ]
-    return _decorated(command, options)
+    return _decorate(command, options)
 
 
 def test_task_options(help: str) -> Callable[[Command], Command]:
@@ -56,7 +56,7 @@ def test_task_options(help: str) -> Callable[[Command], Command]:
             help="Arguments of the test task.",
         ),
     ]
-    return lambda command: _decorated(command, options)
+    return lambda command: _decorate(command, options)
 
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -78,7 +78,7 @@ def listening_options(*, port: int, sent_as: str) -> Callable[[Command], Command
             help=f"File with the token that clients send as {sent_as}.",
         ),
     ]
-    return lambda command: _decorated(command, options)
+    return lambda command: _decorate(command, options)
 
 
 def price_option(help: str) -> Callable[[Command], Command]:
@@ -129,7 +129,7 @@ def dataset_options(
                 text = option.help if hint is None else f"{option.help.rstrip('.')} ({hint})."
                 default = defaults.get(option.name, option.default)
                 decorators += _options(option, text, default)
-        return _decorated(command, decorators)
+        return _decorate(command, decorators)
 
     return decorate
 
@@ -148,7 +148,7 @@ def field_options(
         decorators: list[Any] = []
         for each in options_of(of):
             decorators += _options(each, each.help, each.default, written.get(each.name, {}))
-        return _decorated(command, decorators)
+        return _decorate(command, decorators)
 
     return decorate
 
@@ -185,7 +185,7 @@ def solver_maker(choices: Mapping[str, Any]) -> Callable[[], Solver] | None:
     return lambda: create_solver(name, args)
 
 
-def _decorated(command: Command, decorators: Sequence[Any]) -> Command:
+def _decorate(command: Command, decorators: Sequence[Any]) -> Command:
     for decorator in reversed(decorators):
         command = decorator(command)
     return command

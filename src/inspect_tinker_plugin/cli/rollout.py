@@ -98,7 +98,7 @@ def rollout(**choices: Any) -> None:
             click.echo("starting the local Tinker API server (about 20 s)", err=True)
             state = choices["local"] / SERVER_FOLDER
             server = stack.enter_context(LocalServer(choices["tokenizer"], state_dir=state))
-            stack.enter_context(server.exported())
+            stack.enter_context(server.export_environ())
             choices["base_url"] = server.url
         _roll_out(choices, renderer, server)
 

@@ -65,7 +65,7 @@ def place_in_code(error: BaseException, *, skipping: tuple[str, ...]) -> str:
     return ""
 
 
-def spelt_out(text: str) -> str:
+def spell_out(text: str) -> str:
     r"""Return a text with each half surrogate pair as ``\ud83d``; any other text is unchanged."""
     if text.isascii():
         return text
@@ -76,12 +76,12 @@ def spelt_out(text: str) -> str:
     return text
 
 
-def all_spelt_out(value: Any, write: Callable[[str], str] = spelt_out) -> Any:
+def spell_all_out(value: Any, write: Callable[[str], str] = spell_out) -> Any:
     """Do the same, or what ``write`` does, in each text and each key of JSON data."""
     if isinstance(value, str):
         return write(value)
     if isinstance(value, list):
-        return [all_spelt_out(item, write) for item in value]
+        return [spell_all_out(item, write) for item in value]
     if isinstance(value, dict):
-        return {write(key): all_spelt_out(item, write) for key, item in value.items()}
+        return {write(key): spell_all_out(item, write) for key, item in value.items()}
     return value

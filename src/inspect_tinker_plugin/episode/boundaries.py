@@ -27,7 +27,7 @@ from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.errors import PRICED, Cause, SandboxError
 from inspect_tinker_plugin.contracts.sandboxes import Work
 from inspect_tinker_plugin.inspect_internals import SandboxTimeoutError
-from inspect_tinker_plugin.processes.loops import bounded, contained, wait_for_end
+from inspect_tinker_plugin.processes.loops import contain, run_bounded, wait_for_end
 
 T = TypeVar("T")
 
@@ -162,7 +162,7 @@ def enclose(cause: Cause, call: str, work: Awaitable[T]) -> Awaitable[T]:
 async def _await_stamped(boundaries: Boundaries, stamp: Stamp, work: Awaitable[T]) -> T:
     since = time.monotonic()
     try:
-        return await contained(stamp.call, work)
+        return await contain(stamp.call, work)
     except (Exception, asyncio.CancelledError) as error:
         # asyncio makes a new TimeoutError of one that leaves a thread, so the stamp is not enough.
         ended_early = isinstance(error, asyncio.CancelledError | TimeoutError)
@@ -329,7 +329,7 @@ class Operations:
         """Watch the environments inside a block, which is the episode's; refuse all after it."""
         for environment in environments:
             for name in _IN_CONTRACT:
-                vars(environment)[name] = self.watched(getattr(environment, name), name)
+                vars(environment)[name] = self.watch_operation(getattr(environment, name), name)
         try:
             yield
         finally:
@@ -355,14 +355,14 @@ class Operations:
         await asyncio.gather(*(wait_for_end(task, seconds) for task in tasks))
         return not self._running
 
-    def watched(self, operation: Work, name: str = "exec_remote") -> Work:
+    def watch_operation(self, operation: Work, name: str = "exec_remote") -> Work:
         """Make an operation of what waits for the inside of a sandbox."""
 
         async def watched(*args: Any, **kwargs: Any) -> Any:
             asked = self._describe(name, args, kwargs)
             work = self._run(asked, operation, args, kwargs)
             try:
-                return await bounded(work, None, grace=CANCEL_GRACE)
+                return await run_bounded(work, None, grace=CANCEL_GRACE)
             except asyncio.CancelledError as error:
                 if not asked.idle:
                     self._boundaries.note_cut_off(asked.stamp(), asked.since, error)
@@ -391,7 +391,7 @@ class Operations:
         asked.task = asyncio.current_task()
         self._running.append(asked)
         try:
-            return await contained("a sandbox", operation(*args, **kwargs))
+            return await contain("a sandbox", operation(*args, **kwargs))
         finally:
             self._running.remove(asked)
 

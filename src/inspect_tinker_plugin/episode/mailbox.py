@@ -88,7 +88,7 @@ class Mailbox:
         """Accept no more model calls, because the solver has ended; parked calls are refused."""
         with _lock:
             self._open = False
-            refused = self._parked()
+            refused = self._list_parked()
             self._waiting.clear()
             self._shown = None
         for parked in refused:
@@ -102,11 +102,11 @@ class Mailbox:
         """
         with _lock:
             self._abandoned = True
-            left = self._parked()
+            left = self._list_parked()
         for parked in left:
             cancel(parked.answer)
 
-    def _parked(self) -> list[_Parked]:
+    def _list_parked(self) -> list[_Parked]:
         return [*self._waiting, *([] if self._shown is None else [self._shown])]
 
     def finish(self, outcome: EpisodeResult | BaseException) -> None:

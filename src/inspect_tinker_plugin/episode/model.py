@@ -470,7 +470,7 @@ def policy_name() -> ModelName:
     return ModelName(_templates()[0])
 
 
-def _copied(template: T) -> T:
+def _copy_object(template: T) -> T:
     """Copy an object; unlike ``copy.copy()``, its attributes take no dictionary of their own."""
     made = object.__new__(type(template))
     for name, value in vars(template).items():
@@ -488,7 +488,7 @@ def policy_model(
 ) -> tuple[PolicyModel, PolicyAPI]:
     """Make the policy of one episode, and the provider behind it that keeps the counts."""
     template, api_template = _templates()
-    model, api = _copied(template), _copied(api_template)
+    model, api = _copy_object(template), _copy_object(api_template)
     api.attach(mailbox, max_turns=max_turns)
     model.api, model.merged, model.metrics = api, merged, {}
     model.side_models = side_models or {}

@@ -115,13 +115,13 @@ class Episode:
         )
         self.task = task
         _running.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._clean_up)
         return await self._mailbox.next()
 
     def require_new(self) -> None:
         """Raise what ``start()`` would raise: the episode was started or closed before."""
         if self.state is EpisodeState.CLOSED:
-            raise self._closed()
+            raise self._closed_error()
         if self.state is not EpisodeState.NEW:
             raise RuntimeError(f"an episode is started once, and this one is {self.state}")
 
@@ -185,7 +185,7 @@ class Episode:
         if not self.state.before(EpisodeState.SCORED):
             return
         self.state = EpisodeState.CLOSED
-        self._mailbox.finish(self._closed())
+        self._mailbox.finish(self._closed_error())
         if self.task is None:
             self._leave()
             return
@@ -293,7 +293,7 @@ class Episode:
         self._abandon_calls()
         self._run.cut_off()
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _clean_up(self, task: asyncio.Task[None]) -> None:
         """Clean up after the driving task, however it ended, and wake everybody who waits."""
         _running.discard(task)
         fault = None if task.cancelled() else task.exception()
@@ -302,7 +302,7 @@ class Episode:
             self._finish(self._run.give_up(CANCELLED_ITSELF))
         if self.state.before(EpisodeState.SCORED):
             self.state = EpisodeState.CLOSED
-            self._mailbox.finish(fault or self._closed())
+            self._mailbox.finish(fault or self._closed_error())
         elif fault is not None and not isinstance(fault, KeyboardInterrupt | SystemExit):
             # Those two are of a process that is told to end; asyncio hands them on.
             logger.error("%s: it failed while it was closed", self._name, exc_info=fault)
@@ -331,7 +331,7 @@ class Episode:
         """Task, sample and epoch, for messages."""
         return f"task {self.prepared.name!r}, sample {self.sample.id!r}, epoch {self.epoch}"
 
-    def _closed(self) -> EpisodeClosedError:
+    def _closed_error(self) -> EpisodeClosedError:
         return EpisodeClosedError(f"{self._name}: the episode was closed before it ended")
 
 

@@ -44,7 +44,7 @@ from inspect_tinker_plugin.episode.monitors import SampleHooks
 from inspect_tinker_plugin.episode.sandbox import sample_sandboxes
 from inspect_tinker_plugin.episode.stages import SampleRecord, Scoring, Solving
 from inspect_tinker_plugin.episode.task import PreparedTask
-from inspect_tinker_plugin.processes.loops import being_cancelled, bounded, contained, stray
+from inspect_tinker_plugin.processes.loops import contain, is_being_cancelled, run_bounded, stray
 
 logger = getLogger(__name__)
 
@@ -144,7 +144,7 @@ class SampleRun:
                 if self._opened is not None:
                     await self._opened.aclose()
         except asyncio.CancelledError as error:
-            if being_cancelled():
+            if is_being_cancelled():
                 raise
             record.fail(stray("a part of it", error), self._phase)
         except Exception as error:
@@ -362,7 +362,7 @@ class SampleRun:
         internals.load_extensions()  # which add services
         environments = record.sandboxes.environments.values()
         for serve in SANDBOX_SERVICES:
-            served = serve(environments, record.sandboxes.operations.watched)
+            served = serve(environments, record.sandboxes.operations.watch_operation)
             await stack.enter_async_context(served)
         active.sandbox_environments = record.sandboxes.environments
 
@@ -380,9 +380,9 @@ class SampleRun:
         patience = record.task.options.stop_timeout
         try:
             with anyio.CancelScope(shield=True):
-                await bounded(contained("the task's cleanup", cleanup(record.state)), patience)
+                await run_bounded(contain("the task's cleanup", cleanup(record.state)), patience)
         except (Exception, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError) and being_cancelled():
+            if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
                 raise
             # As in an eval: a failing clean-up is reported and changes no score.
             logger.warning(

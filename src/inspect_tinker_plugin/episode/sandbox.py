@@ -32,8 +32,8 @@ from inspect_tinker_plugin.episode.task import PreparedTask
 from inspect_tinker_plugin.processes.loops import (
     GivenUpError,
     Turnstile,
-    bounded,
-    uninterrupted,
+    run_bounded,
+    run_uninterrupted,
 )
 from inspect_tinker_plugin.processes.workers import kill_processes_in
 
@@ -88,7 +88,7 @@ class SandboxLifecycle:
             if not self._waiting[started]:
                 del self._waiting[started]
                 if started.cancel():
-                    await uninterrupted(lambda: asyncio.wait([started], timeout=RELEASE_GRACE))
+                    await run_uninterrupted(lambda: asyncio.wait([started], timeout=RELEASE_GRACE))
 
     async def _start(self, startup: _Startup) -> None:
         provider = internals.registry_find_sandboxenv(startup.spec.type)
@@ -386,7 +386,7 @@ class SandboxHolder:
             return  # a provider cleans up after a failed start itself
         cleaning: Any = self._provider.sample_cleanup(*self._arguments, starting.result(), False)
         try:
-            await bounded(cleaning, self._patience, grace=RELEASE_GRACE)
+            await run_bounded(cleaning, self._patience, grace=RELEASE_GRACE)
         except GivenUpError:
             raise self._too_slow(
                 f"not released within {self._patience:g} s (stop_timeout)"
@@ -456,7 +456,7 @@ async def sample_sandboxes(
             with operations.watch(environments.values()):
                 yield SampleSandboxes(environments, operations)
         finally:
-            await uninterrupted(lambda: _leave(holder, operations))
+            await run_uninterrupted(lambda: _leave(holder, operations))
 
 
 async def _leave(holder: SandboxHolder, operations: Operations) -> None:

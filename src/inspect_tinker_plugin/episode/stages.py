@@ -30,8 +30,8 @@ from inspect_tinker_plugin.episode.sandbox import SampleSandboxes
 from inspect_tinker_plugin.episode.task import NamedScorer, PreparedTask
 from inspect_tinker_plugin.processes.loops import (
     NOT_BY_THE_EPISODE,
-    being_cancelled,
-    contained,
+    contain,
+    is_being_cancelled,
     raised_by,
     stray,
 )
@@ -177,7 +177,7 @@ class Scoring:
             with time_limit(budget / 2) if budget else nullcontext():
                 await self._run_scorers(state)
         except asyncio.CancelledError as error:
-            if being_cancelled():
+            if is_being_cancelled():
                 raise
             record.fail(stray("the scorer", error), Cause.SCORER)
         except Exception as error:
@@ -202,7 +202,7 @@ class Scoring:
         assert state.scores is not None
         sample = self._record.sample
         async with self._record.span(named.name, "scorer"):
-            score = await contained("the scorer", named.scorer(state, Target(sample.target)))
+            score = await contain("the scorer", named.scorer(state, Target(sample.target)))
             if named.name in state.scores:
                 raise RuntimeError(f"Scorer {named.name} has modified state.scores")
             if score is None:
@@ -323,7 +323,7 @@ class Solving:
             except Exception as error:
                 failed, self._failed_with = first_error(error), error
             except BaseExceptionGroup as error:  # of what background() has started
-                if being_cancelled():
+                if is_being_cancelled():
                     raise
                 raise raised_by("a part of the solver", error.exceptions[0]) from error
             finally:
@@ -348,7 +348,7 @@ class Solving:
             async with record.span("solvers"):
                 with internals.sentinel_solving():
                     plan = run_plan(record.task.plan, record.state, self._generate)
-                    record.state = await contained("the solver", plan)
+                    record.state = await contain("the solver", plan)
         except anyio.get_cancelled_exc_class() as error:
             exceeded = active.limit_exceeded_error
             if exceeded is None:

@@ -262,7 +262,7 @@ def resolve_roles(
 
 def _require_prices(task: str, roles: Mapping[str, Model | list[Model]]) -> None:
     """Refuse a cost limit that could never be reached, as an eval does."""
-    models = [model for bound in roles.values() for model in _listed(bound)]
+    models = [model for bound in roles.values() for model in _list_models(bound)]
     names = [POLICY_MODEL, *dict.fromkeys(str(model) for model in models)]
     priced = {name for name in names if (info := get_model_info(name)) is not None and info.cost}
     if missing := [name for name in names if name not in priced]:
@@ -273,7 +273,7 @@ def _require_prices(task: str, roles: Mapping[str, Model | list[Model]]) -> None
         )
 
 
-def _listed(bound: Model | list[Model]) -> list[Model]:
+def _list_models(bound: Model | list[Model]) -> list[Model]:
     return bound if isinstance(bound, list) else [bound]
 
 
@@ -296,7 +296,7 @@ def _guarded_scorers(task: Task) -> list[NamedScorer]:
     for scorer in task.scorer or []:
         name = internals.unique_scorer_name(scorer, [other.name for other in named])
         metrics = task.metrics or registry_info(scorer).metadata.get("metrics")
-        named.append(NamedScorer(name, _guarded(name, scorer), _metric_keys(metrics)))
+        named.append(NamedScorer(name, _guard_scorer(name, scorer), _metric_keys(metrics)))
     return named
 
 
@@ -307,7 +307,7 @@ def _metric_keys(metrics: object) -> tuple[str, ...]:
     return tuple(key for key in keys if not set(key) & set("*?["))
 
 
-def _guarded(name: str, scorer: Scorer) -> Scorer:
+def _guard_scorer(name: str, scorer: Scorer) -> Scorer:
     """Wrap a scorer so that it cannot ask the policy; keeps its registry entry."""
     call: Callable[[TaskState, Target], Awaitable[Score | None]] = scorer
 

@@ -115,7 +115,9 @@ class RecordedDataset(RLDataset):
         self._originals: dict[str, str] = {}
         """Hashes of the samples as they are in the task, by those of what plugins make of them."""
         sources = dataset.sources if isinstance(dataset, InspectRLMixture) else [dataset]
-        for original, sample in (pair for each in sources for pair in each.samples.transformed()):
+        for original, sample in (
+            pair for each in sources for pair in each.samples.transform_each()
+        ):
             self._originals[sample_hash(sample)] = sample_hash(original)
 
     def get_batch(self, index: int) -> list[EnvGroupBuilder]:
@@ -151,7 +153,7 @@ class Firewall(Hooks):
 
     def enabled(self) -> bool:
         """Whether the model of this eval comes from a run that says what it was trained on."""
-        return bool(_trained())
+        return bool(_find_trained())
 
     async def on_sample_start(self, data: SampleStart) -> None:
         """Look at a sample with the contents of its files, which logs do not have."""
@@ -178,7 +180,7 @@ class Firewall(Hooks):
         await write_eval_log_async(data.log, header_only=True)
 
     def _look(self, eval_id: str, sample: Sample | EvalSample, task: str) -> None:
-        if not was_trained_on(sample, _trained()):
+        if not was_trained_on(sample, _find_trained()):
             return
         if eval_id not in self._found:
             model = internals.active_model()
@@ -204,7 +206,7 @@ def watch_evals() -> None:
     )
 
 
-def _trained() -> Ids:
+def _find_trained() -> Ids:
     """Return what the model of the running eval was trained on; nothing outside of evals."""
     model: Any = internals.active_model()
     found: Ids = getattr(model.api, METADATA, {}) if model is not None else {}

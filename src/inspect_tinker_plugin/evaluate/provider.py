@@ -136,7 +136,7 @@ class TinkerAPI(ModelAPI):
         super().__init__(model_name, base_url, api_key, ["TINKER_API_KEY"], config)
         self._connection = connection
         try:
-            if unknown := _refused(config):
+            if unknown := _find_refused(config):
                 raise ConfigError(_refusal(unknown))
             if renderer is not None:
                 require_renderer(renderer)
@@ -184,7 +184,7 @@ class TinkerAPI(ModelAPI):
                 cannot carry a message or the tools.
             RequestRefusedError: A program asked for what the renderer cannot carry.
         """
-        connection = await self._connected()
+        connection = await self._connect()
         context = self._renderer(connection)
         dialect = internals.bridge_dialect()
         self._check(config, context, dialect)
@@ -253,7 +253,7 @@ class TinkerAPI(ModelAPI):
             )
             return {}
 
-    async def _connected(self) -> Connection:
+    async def _connect(self) -> Connection:
         if self._connection is None:
             connecting = connect(self.source, api_key=self.api_key)
             self._connection = await asyncio.shield(asyncio.wrap_future(connecting))
@@ -285,7 +285,7 @@ class TinkerAPI(ModelAPI):
 
     def _check(self, config: GenerateConfig, context: DatasetRenderer, dialect: str | None) -> None:
         """Refuse options that cannot be honoured; those of a sample's program are reported."""
-        refused = _refused(config)
+        refused = _find_refused(config)
         effort = config.reasoning_effort
         if effort is not None and context.effort(effort) is None:
             refused.append("reasoning_effort")
@@ -297,11 +297,11 @@ class TinkerAPI(ModelAPI):
 
     async def count_text_tokens(self, text: str) -> int:
         """Count with the model's own tokenizer."""
-        return self._renderer(await self._connected()).count_tokens(text)
+        return self._renderer(await self._connect()).count_tokens(text)
 
     async def tokenize(self, text: str) -> list[int]:
         """Return the tokens of a text, without any template."""
-        context = self._renderer(await self._connected())
+        context = self._renderer(await self._connect())
         tokens: list[int] = context.tokenizer.encode(text, add_special_tokens=False)
         return tokens
 
@@ -343,7 +343,7 @@ def _with(source: Source, given: dict[str, Any]) -> Source:
     return replace(source, **{name: value for name, value in given.items() if value is not None})
 
 
-def _refused(config: GenerateConfig) -> list[str]:
+def _find_refused(config: GenerateConfig) -> list[str]:
     """Return the options that cannot be honoured, or not with their value."""
     unknown = [
         name
@@ -409,7 +409,7 @@ def _call(
     """Record the exact tokens, for logs with ``--log-model-api``."""
     return ModelCall.create(
         {
-            "prompt": [_recorded(chunk) for chunk in prompt.chunks],
+            "prompt": [_record_chunk(chunk) for chunk in prompt.chunks],
             "sampling_params": params.model_dump(),
         },
         {
@@ -421,7 +421,7 @@ def _call(
     )
 
 
-def _recorded(chunk: tinker.ModelInputChunk) -> list[int] | str:
+def _record_chunk(chunk: tinker.ModelInputChunk) -> list[int] | str:
     if isinstance(chunk, tinker.EncodedTextChunk):
         return list(chunk.tokens)
     return f"{chunk.type}, length {chunk.length}"

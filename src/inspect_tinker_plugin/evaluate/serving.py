@@ -102,7 +102,7 @@ class ServedModel(ModelApi):
     async def _generate_by(self, method: str, arguments: dict[str, Any]) -> Any:
         """Carry out a method of the bridge by the client library that it takes the place of."""
         try:
-            body = {**_checked(method, arguments["json_data"]), "model": "inspect"}
+            body = {**_check_request(method, arguments["json_data"]), "model": "inspect"}
             with internals.bind_model(self._model):
                 async with agent_bridge(forward_generation_config=True):
                     reply = await _post(method, body)
@@ -117,7 +117,7 @@ class ServedModel(ModelApi):
         return said
 
 
-def _checked(method: str, request: dict[str, Any]) -> dict[str, Any]:
+def _check_request(method: str, request: dict[str, Any]) -> dict[str, Any]:
     """Return the parts of a request that concern the reply."""
     body = {
         name: value

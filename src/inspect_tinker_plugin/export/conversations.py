@@ -68,7 +68,7 @@ def conversations(sample: EvalSample, model: str) -> list[Conversation]:
         sample: A sample with its events.
         model: The model that was evaluated; the calls of others are not its words.
     """
-    calls = _linked([_Call.of(event) for event in _calls(sample.events, model)])
+    calls = _link_calls([_Call.of(event) for event in _calls(sample.events, model)])
     if not calls:
         raise ExportError(f"it has no call of {model}.")
     continued = {id(call.parent) for call in calls if call.parent is not None}
@@ -136,7 +136,7 @@ def _calls(events: Sequence[Event], model: str) -> Iterator[ModelEvent]:
             yield event
 
 
-def _linked(calls: Sequence[_Call]) -> Sequence[_Call]:
+def _link_calls(calls: Sequence[_Call]) -> Sequence[_Call]:
     """Find for each call the latest one that its prompt continues."""
     ends: dict[bytes, _Call] = {}
     for call in calls:

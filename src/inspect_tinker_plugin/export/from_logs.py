@@ -132,16 +132,18 @@ class _LogExport:
     def _add_group(self, group: Sequence[Entry]) -> None:
         failures: list[Failure] = []
         self._left_out.clear()
-        make = self._pairs if self._choice.form == "preference" else self._spoken
+        make = self._pairs if self._choice.form == "preference" else self._make_conversations
         for split, row in make(group, failures):
             self._folder.add_row(split, row)
         self._folder.end_unit(failures, self._left_out)
         self._reader.forget(group)
 
-    def _spoken(self, group: Sequence[Entry], failures: list[Failure]) -> Iterator[tuple[str, Row]]:
+    def _make_conversations(
+        self, group: Sequence[Entry], failures: list[Failure]
+    ) -> Iterator[tuple[str, Row]]:
         seen: set[bytes] = set()
         taken = 0
-        for entry in self._choice.ordered(group):
+        for entry in self._choice.order_runs(group):
             if self._choice.best is not None and taken >= self._choice.best:
                 self._left_out["not among the best"] += 1
                 continue
@@ -178,7 +180,7 @@ class _LogExport:
 
         failed: set[Entry] = set()
         taken = 0
-        for pair in self._choice.paired(group):
+        for pair in self._choice.pair_runs(group):
             if taken >= self._choice.pairs:
                 break
             better, worse = (read(entry) for entry in pair)
@@ -249,7 +251,7 @@ class _LogExport:
 
     def _failure(self, entry: Entry, error: Exception) -> Failure:
         log = self._index.logs[entry.log]
-        return Failure(entry.named(log), " ".join(str(error).split()))
+        return Failure(entry.describe_sample(log), " ".join(str(error).split()))
 
     def _origin(self, run: _Run, branch: int) -> dict[str, Any]:
         log = self._index.logs[run.entry.log]

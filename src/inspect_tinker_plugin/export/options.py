@@ -132,7 +132,7 @@ class Choice:
             return "score too high"
         return None
 
-    def ordered(self, entries: Sequence[Entry]) -> list[Entry]:
+    def order_runs(self, entries: Sequence[Entry]) -> list[Entry]:
         """Return the runs of a sample in the order to try them: the best first, if limited."""
         if self.best is None:
             return list(entries)
@@ -141,11 +141,11 @@ class Choice:
     def order(self, entries: Sequence[Entry]) -> list[Entry]:
         """Return the runs of a sample that will be read, unless one fails, in that order."""
         if self.form != "preference":
-            return self.ordered(entries)[: self.best]
-        pairs = islice(self.paired(entries), self.pairs)
+            return self.order_runs(entries)[: self.best]
+        pairs = islice(self.pair_runs(entries), self.pairs)
         return list(dict.fromkeys(entry for pair in pairs for entry in pair))
 
-    def paired(self, entries: Sequence[Entry]) -> Iterator[tuple[Entry, Entry]]:
+    def pair_runs(self, entries: Sequence[Entry]) -> Iterator[tuple[Entry, Entry]]:
         """Yield all pairs of the runs of a sample: one that is better and one that is worse.
 
         First come pairs that have no run in common, those that differ most before others.

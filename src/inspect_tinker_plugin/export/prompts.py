@@ -61,7 +61,7 @@ class FirstTurns:
 
     def __init__(self, task: Task, options: DatasetOptions | None = None) -> None:
         options = replace(options or DatasetOptions(), max_turns=None)
-        task = _observed(task)
+        task = _add_observer(task)
         self._real = EpisodeRunner(
             task,
             options=options,
@@ -118,7 +118,7 @@ def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
-def _observed(task: Task) -> Task:
+def _add_observer(task: Task) -> Task:
     """Put the observer in front of everything that the task's episodes run."""
     setup = task.setup if isinstance(task.setup, Sequence) else [task.setup]
     observed = copy.copy(task)

@@ -50,7 +50,7 @@ from inspect_ai.util._limit import (
 from inspect_ai.util._store import init_subtask_store
 from shortuuid import uuid as unique_id
 
-from inspect_tinker_plugin.contracts.wording import spelt_out
+from inspect_tinker_plugin.contracts.wording import spell_out
 from inspect_tinker_plugin.inspect_internals.tasks import PrerequisiteError, without_markup
 
 __all__ = [
@@ -210,9 +210,9 @@ def error_record(error: BaseException) -> EvalError:
         if not _comes_back(error):
             return eval_error(error, type(error), error, error.__traceback__)
     try:
-        told = spelt_out("".join(traceback.format_exception(error)))
+        told = spell_out("".join(traceback.format_exception(error)))
     except Exception:
-        told = spelt_out("".join(traceback.format_tb(error.__traceback__)))
+        told = spell_out("".join(traceback.format_tb(error.__traceback__)))
     return EvalError(message=text_of(error), traceback=told, traceback_ansi=told)
 
 
@@ -234,7 +234,7 @@ def text_of(error: BaseException) -> str:
         text = ""
     if isinstance(error, PrerequisiteError):
         text = without_markup(text)
-    return spelt_out(text) or type(error).__name__
+    return spell_out(text) or type(error).__name__
 
 
 def current_sample() -> ActiveSample | None:

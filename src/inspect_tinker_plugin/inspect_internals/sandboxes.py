@@ -63,7 +63,7 @@ __all__ = [
     "resolve_task_sandbox",
     "route_agent_bridges",
     "set_sandbox_limits",
-    "unproxied",
+    "strip_proxy",
     "watch_sandbox_use",
 ]
 
@@ -100,7 +100,7 @@ def in_dialect(dialect: str) -> Iterator[None]:
         _dialect.reset(token)
 
 
-def unproxied(environment: SandboxEnvironment) -> SandboxEnvironment:
+def strip_proxy(environment: SandboxEnvironment) -> SandboxEnvironment:
     """Return the provider's own object behind the proxy that records sandbox events."""
     inner = getattr(environment, "_sandbox", environment)
     assert isinstance(inner, SandboxEnvironment)

@@ -67,7 +67,7 @@ class Entry:
     error: bool
     limit: str | None
 
-    def named(self, log: Log) -> str:
+    def describe_sample(self, log: Log) -> str:
         """Say which sample it is, for a person."""
         return f"{self.id} (epoch {self.epoch} of {log.name})"
 

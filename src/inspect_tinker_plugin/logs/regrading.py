@@ -37,7 +37,7 @@ from inspect_tinker_plugin.logs.rollout import (
     own_scores,
     repay,
 )
-from inspect_tinker_plugin.processes.loops import contained
+from inspect_tinker_plugin.processes.loops import contain
 from inspect_tinker_plugin.rewards import (
     AggregatorError,
     GroupMember,
@@ -216,7 +216,7 @@ class LogRewards:
             copy=False,
         )
         try:
-            await contained("the scorer", asked)
+            await contain("the scorer", asked)
         except Exception as error:
             error = internals.inner_exception(error)
             raise RewardError(
@@ -234,7 +234,7 @@ class LogRewards:
             for scorer in internals.resolve_scorers(self.log) if self.log.eval.scorers else []:
                 named[internals.unique_scorer_name(scorer, list(named))] = scorer
         except Exception as error:  # each package raises its own kind
-            raise self._not_made(error) from error
+            raise self._not_made_error(error) from error
         return named
 
     def _run_task_file(self) -> None:
@@ -258,9 +258,9 @@ class LogRewards:
             with internals.bind_roles({}):  # a role that is bound comes before the name
                 return get_model(self.log.eval.model), resolve_roles({}, self.roles)
         except Exception as error:  # each key or provider raises its own kind
-            raise self._not_made(error) from error
+            raise self._not_made_error(error) from error
 
-    def _not_made(self, error: Exception) -> ConfigError:
+    def _not_made_error(self, error: Exception) -> ConfigError:
         reason = internals.in_one_line(error)
         return ConfigError(f"the scorers of {self.log.location} cannot be made: {reason}")
 

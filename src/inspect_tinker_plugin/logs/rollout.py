@@ -26,7 +26,7 @@ from inspect_ai.scorer import Score
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import Metrics
 from inspect_tinker_plugin.contracts.errors import EpisodeError
-from inspect_tinker_plugin.contracts.wording import spelt_out
+from inspect_tinker_plugin.contracts.wording import spell_out
 from inspect_tinker_plugin.logs.staging import GroupSlot
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Rollout:
     """Names of the metrics that belong to the reward."""
 
     sampled: Callable[[], Mapping[str, Any] | None] = lambda: None
-    """Returns what to keep of the sampled tokens (:func:`sampled`)."""
+    """Returns what to keep of the sampled tokens (:func:`record_trajectory`)."""
 
 
 def eval_sample(rollout: Rollout, slot: GroupSlot) -> EvalSample:
@@ -103,7 +103,7 @@ def eval_sample(rollout: Rollout, slot: GroupSlot) -> EvalSample:
     except Exception as error:
         record = None
         problem = _eval_error(error, f"the record of this rollout could not be built: {error!r}")
-    record = _bare(rollout) if record is None else _ended_when_it_ended(record)
+    record = _bare(rollout) if record is None else _correct_end(record)
     record.error = record.error or _failure(rollout) or problem
     taken = record.metadata
     record.metadata = {**taken, **_entries(_figures_key(taken), _figures(rollout, slot))}
@@ -206,7 +206,7 @@ def _bare(rollout: Rollout) -> EvalSample:
     )
 
 
-def _ended_when_it_ended(record: EvalSample) -> EvalSample:
+def _correct_end(record: EvalSample) -> EvalSample:
     """Correct a record's end time: its group may have ended long after its last event."""
     last = record.events[-1].timestamp if record.events else None
     if last is None or record.completed_at is None:
@@ -235,8 +235,8 @@ def _failure(rollout: Rollout) -> EvalError | None:
 
 
 def _eval_error(error: BaseException, message: str) -> EvalError:
-    text = spelt_out("".join(traceback.format_exception(error)))
-    return EvalError(message=spelt_out(message), traceback=text, traceback_ansi=text)
+    text = spell_out("".join(traceback.format_exception(error)))
+    return EvalError(message=spell_out(message), traceback=text, traceback_ansi=text)
 
 
 def _figures(rollout: Rollout, slot: GroupSlot) -> dict[str, Any]:
@@ -265,7 +265,7 @@ def _figures(rollout: Rollout, slot: GroupSlot) -> dict[str, Any]:
     }
 
 
-def sampled(trajectory: Trajectory, reward: float) -> dict[str, Any] | None:
+def record_trajectory(trajectory: Trajectory, reward: float) -> dict[str, Any] | None:
     """Return what a log keeps of a trajectory; ``None`` for one with images.
 
     Args:
@@ -363,7 +363,7 @@ def read_group(log: Path, group: int) -> list[EvalSample]:
     return sorted(records, key=lambda record: record.epoch)
 
 
-def received(
+def rebuild_group(
     group: Iterable[EvalSample],
 ) -> tuple[list[Trajectory], list[tuple[float, Metrics]]] | None:
     """Return what the trainer received of a logged group: trajectories, group rewards and metrics.
@@ -431,7 +431,7 @@ def trajectory_groups(records: Iterable[EvalSample]) -> list[TrajectoryGroup]:
             groups.setdefault(seen["group"], []).append(record)
     made = []
     for _, members in sorted(groups.items()):
-        if (given := received(sorted(members, key=lambda record: record.epoch))) is not None:
+        if (given := rebuild_group(sorted(members, key=lambda record: record.epoch))) is not None:
             trajectories, paid = given
             rewards, metrics = [each for each, _ in paid], [each for _, each in paid]
             made.append(TrajectoryGroup(trajectories, rewards, metrics))

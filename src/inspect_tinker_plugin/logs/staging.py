@@ -42,7 +42,7 @@ from pydantic import PrivateAttr
 from pydantic_core import PydanticSerializationError, from_json, to_json, to_jsonable_python
 
 from inspect_tinker_plugin import inspect_internals as internals
-from inspect_tinker_plugin.contracts.wording import all_spelt_out
+from inspect_tinker_plugin.contracts.wording import spell_all_out
 from inspect_tinker_plugin.processes import write_whole
 
 STAGING = ".rollouts"
@@ -94,7 +94,7 @@ class Attempt:
 
     def parts(self) -> list[Path]:
         """Return the parts that are there, in the order of the groups; none once it has its log."""
-        return [path for path in listed(self.folder) if _PART.fullmatch(path.name)]
+        return [path for path in list_folder(self.folder) if _PART.fullmatch(path.name)]
 
     @property
     def groups(self) -> int:
@@ -176,7 +176,7 @@ class LogRun:
         temporary = self.temporary()
         try:
             write(temporary)
-            with self.locked("stage"):
+            with self.hold_lock("stage"):
                 place = self._place(slot)
                 place.parent.mkdir(exist_ok=True)
                 os.replace(temporary, place)
@@ -187,7 +187,7 @@ class LogRun:
     def attempts(self) -> list[Attempt]:
         """Return the attempts that wait for their log, in order."""
         found = []
-        for path in listed(self.folder):
+        for path in list_folder(self.folder):
             match = _VISIT.fullmatch(path.name)
             if match and path.is_dir():
                 batch = None if match[1] is None else int(match[1])
@@ -196,7 +196,7 @@ class LogRun:
 
     def close(self, attempt: Attempt) -> None:
         """Accept no further parts for an attempt; later ones open another."""
-        with self.locked("stage"):
+        with self.hold_lock("stage"):
             (self.folder / "closed" / attempt.name).touch()
 
     def remove(self, attempt: Attempt) -> None:
@@ -225,7 +225,7 @@ class LogRun:
             number += 1
 
     @contextmanager
-    def locked(self, name: str) -> Iterator[None]:
+    def hold_lock(self, name: str) -> Iterator[None]:
         """Hold a lock of the run's: ``stage`` to add parts, ``assemble`` to make logs."""
         try:
             with FileLock(self.folder / f"{name}.lock", timeout=_LOCK_TIMEOUT_S):
@@ -236,11 +236,11 @@ class LogRun:
 
 def runs_in(log_dir: Path) -> list[LogRun]:
     """Return the runs that have a staging folder in a log folder."""
-    folders = [path for path in listed(log_dir / STAGING) if path.is_dir()]
+    folders = [path for path in list_folder(log_dir / STAGING) if path.is_dir()]
     return [LogRun(log_dir, folder.name) for folder in folders]
 
 
-def listed(folder: Path) -> list[Path]:
+def list_folder(folder: Path) -> list[Path]:
     """List a folder, sorted; nothing if it is not there, or was removed in this moment."""
     try:
         return sorted(folder.iterdir())
@@ -280,7 +280,7 @@ def _lines(record: EvalSample) -> bytes:
     try:
         record = condense_sample(record)
     except PydanticSerializationError:  # half surrogate pairs in messages to the model
-        record = condense_sample(EvalSample.model_validate(all_spelt_out(_jsonable(record))))
+        record = condense_sample(EvalSample.model_validate(spell_all_out(_jsonable(record))))
     fields = _jsonable(record)
     small = {name: value for name, value in fields.items() if name not in _LARGE}
     large = {name: value for name, value in fields.items() if name in _LARGE}

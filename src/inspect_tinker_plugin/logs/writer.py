@@ -223,7 +223,7 @@ def assemble(run: LogRun, complete_only: bool = False) -> list[Path]:
     made: list[Path] = []
     if not run.folder.is_dir():
         return made
-    with run.locked("assemble"):
+    with run.hold_lock("assemble"):
         for attempt in run.attempts():
             if complete_only and not attempt.complete:
                 continue
@@ -247,7 +247,7 @@ def _assemble_attempt(run: LogRun, attempt: Attempt) -> Path | None:
         read += 1
     if not read:
         return None
-    _number_apart(samples)
+    _number_rollouts(samples)
     spec = _spec(run)
     log = batch_log(spec, attempt, samples, groups_read=read)
     location = run.log_dir / _file_name(log, attempt)
@@ -327,7 +327,7 @@ def _task_name(task: str) -> str:
     return re.sub(r"[^A-Za-z0-9.-]+", "-", task.rpartition("/")[2]) or "task"
 
 
-def _number_apart(samples: Sequence[EvalSample]) -> None:
+def _number_rollouts(samples: Sequence[EvalSample]) -> None:
     """Give rollouts of samples with the same id different numbers."""
     taken: set[tuple[str, int]] = set()
     for sample in samples:

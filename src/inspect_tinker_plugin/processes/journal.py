@@ -38,7 +38,7 @@ class Journal:
         end = 0
         with self.path.open("rb") as lines:
             for line in lines:
-                if (record := _decoded(line)) is None:
+                if (record := _decode_line(line)) is None:
                     return
                 end += len(line)
                 yield record, end
@@ -56,7 +56,7 @@ class Journal:
 
     def hold(self, record: Record) -> int:
         """Keep an object in memory until the next :meth:`write`; returns the bytes so kept."""
-        self._held.append(_encoded(record))
+        self._held.append(_encode_record(record))
         self._held_bytes += len(self._held[-1])
         return self._held_bytes
 
@@ -66,7 +66,7 @@ class Journal:
         Raises:
             OSError: They cannot be written.
         """
-        lines = [*self._held, *map(_encoded, records)]
+        lines = [*self._held, *map(_encode_record, records)]
         self._held, self._held_bytes = [], 0
         if lines:
             with self.path.open("ab") as file:
@@ -97,12 +97,12 @@ def write_whole(path: Path, text: str) -> None:
     os.replace(part, path)
 
 
-def _encoded(record: Record) -> bytes:
+def _encode_record(record: Record) -> bytes:
     text = json.dumps(record, default=str).encode()[:-1]
     return text + _SUM % crc32(text)
 
 
-def _decoded(line: bytes) -> dict[str, Any] | None:
+def _decode_line(line: bytes) -> dict[str, Any] | None:
     """Return the object of a line, ``None`` if the line is not whole."""
     text = line[:-_SUM_BYTES]
     if line[-_SUM_BYTES:] != _SUM % crc32(text):

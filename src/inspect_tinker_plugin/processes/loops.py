@@ -28,7 +28,7 @@ class GivenUpError(TimeoutError):
     """Somebody's code did not end in its time."""
 
 
-def being_cancelled() -> bool:
+def is_being_cancelled() -> bool:
     """Whether this task is being cancelled; a ``CancelledError`` alone may come from a callee."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
@@ -41,7 +41,7 @@ def stray(what: str, error: asyncio.CancelledError) -> RuntimeError:
     return wrapped
 
 
-async def contained(what: str, work: Awaitable[T]) -> T:
+async def contain(what: str, work: Awaitable[T]) -> T:
     """Await foreign code; exceptions that would end more than the episode become ordinary errors.
 
     Raises:
@@ -56,7 +56,7 @@ async def contained(what: str, work: Awaitable[T]) -> T:
     except BaseException as error:
         # Who closes a coroutine throws this in, from outside of its task.
         closing = isinstance(error, GeneratorExit) and not _is_running(task)
-        if closing or being_cancelled():
+        if closing or is_being_cancelled():
             raise
         raise raised_by(what, error) from error
 
@@ -73,7 +73,7 @@ def raised_by(what: str, error: BaseException) -> RuntimeError:
     return RuntimeError(f"{what} raised {error!r:.200}")
 
 
-async def bounded(
+async def run_bounded(
     work: Coroutine[Any, Any, T], seconds: float | None, *, grace: float | None = None
 ) -> T:
     """Await somebody's code in a separate task, for a limited time.
@@ -105,7 +105,7 @@ async def bounded(
     except asyncio.CancelledError as cancelled:
         task.cancel()
         with suppress(asyncio.CancelledError):
-            await uninterrupted(lambda: asyncio.wait([task], timeout=grace))
+            await run_uninterrupted(lambda: asyncio.wait([task], timeout=grace))
         raised = task.exception() if task.done() and not task.cancelled() else None
         raise cancelled from raised
     finally:
@@ -126,7 +126,7 @@ def _forget(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
-async def uninterrupted(work: Callable[[], Awaitable[object]]) -> None:
+async def run_uninterrupted(work: Callable[[], Awaitable[object]]) -> None:
     """Run clean-up to its end, however often the caller is cancelled in the meantime.
 
     The work runs in its own task, out of reach of the caller's cancel scopes. A

@@ -181,7 +181,7 @@ class Rank:
     """
 
     async def __call__(self, members: Sequence[GroupMember]) -> list[Reward | None]:
-        own = [reward.value for _, reward in _compared(members).values()]
+        own = [reward.value for _, reward in _find_compared(members).values()]
         return _revise(members, lambda _, reward: _rank(reward.value, own))
 
 
@@ -196,7 +196,7 @@ class BestOf:
         require_number("rest", self.rest)
 
     async def __call__(self, members: Sequence[GroupMember]) -> list[Reward | None]:
-        best = max((reward.value for _, reward in _compared(members).values()), default=0.0)
+        best = max((reward.value for _, reward in _find_compared(members).values()), default=0.0)
         return _revise(members, lambda _, reward: best if reward.value == best else self.rest)
 
 
@@ -205,7 +205,7 @@ class Equal:
     """The mean of the group for each member, so that rewards are measured and teach nothing."""
 
     async def __call__(self, members: Sequence[GroupMember]) -> list[Reward | None]:
-        mean = _mean([reward.value for _, reward in _compared(members).values()], 0.0)
+        mean = _mean([reward.value for _, reward in _find_compared(members).values()], 0.0)
         return _revise(members, lambda _, reward: mean)
 
 
@@ -224,7 +224,7 @@ class Diversity:
         require_number("weight", self.weight)
 
     async def __call__(self, members: Sequence[GroupMember]) -> list[Reward | None]:
-        words = {index: _words(result) for index, (result, _) in _compared(members).items()}
+        words = {index: _words(result) for index, (result, _) in _find_compared(members).items()}
         novelty = {
             index: _mean([_distance(own, words[other]) for other in words if other != index], 0.0)
             for index, own in words.items()
@@ -259,7 +259,7 @@ class Pairwise:
 
     async def __call__(self, members: Sequence[GroupMember]) -> list[Reward | None]:
         judge, slots = _load(self.judge), asyncio.Semaphore(self.concurrency)
-        results = {index: result for index, (result, _) in _compared(members).items()}
+        results = {index: result for index, (result, _) in _find_compared(members).items()}
 
         async def verdict(first: int, second: int) -> float:
             async with slots:
@@ -329,7 +329,7 @@ class Ranking:
         return self.model if isinstance(self.model, str) and "/" not in self.model else None
 
     async def __call__(self, members: Sequence[GroupMember]) -> list[Reward | None]:
-        results = {index: result for index, (result, _) in _compared(members).items()}
+        results = {index: result for index, (result, _) in _find_compared(members).items()}
         said = {index: result.state.output.completion for index, result in results.items()}
         places = {answer: 0 for answer in said.values()}
         figures = dict.fromkeys(("calls", "cached", "tokens"), 0.0)
@@ -406,7 +406,7 @@ GROUP_AGGREGATORS: Mapping[str, Callable[..., GroupAggregator]] = {
 """Built-in group aggregators by name."""
 
 
-def _compared(members: Sequence[GroupMember]) -> dict[int, tuple[EpisodeResult, Reward]]:
+def _find_compared(members: Sequence[GroupMember]) -> dict[int, tuple[EpisodeResult, Reward]]:
     """Return result and own reward of the members that did not fail, by their place."""
     return {
         index: (member.result, member.reward)
@@ -422,7 +422,7 @@ def _revise(
 ) -> list[Reward | None]:
     """Replace the rewards of the members that did not fail; their own are among the metrics."""
     rewards: list[Reward | None] = [None] * len(members)
-    for index, (_, own) in _compared(members).items():
+    for index, (_, own) in _find_compared(members).items():
         extra = {f"group/{name}": values[index] for name, values in figures.items()}
         rewards[index] = Reward(revised(index, own), {**extra, "group/own_reward": own.value})
     return rewards

@@ -28,10 +28,10 @@ from inspect_tinker_plugin.contracts.rewards import (
 from inspect_tinker_plugin.contracts.wording import counted, object_name
 from inspect_tinker_plugin.plugins.manager import build_from
 from inspect_tinker_plugin.processes.loops import (
-    being_cancelled,
-    bounded,
-    contained,
+    contain,
+    is_being_cancelled,
     raised_by,
+    run_bounded,
     settle,
     stray,
 )
@@ -76,7 +76,7 @@ async def call_function(
             answer = await _limit(_in_thread(function, arguments), timeout)
     if isinstance(answer, Awaitable):
         # In a separate task, so that a cancellation in it cancels nothing else.
-        return await _limit(bounded(contained("it", answer), None), timeout)
+        return await _limit(run_bounded(contain("it", answer), None), timeout)
     return answer
 
 
@@ -89,7 +89,7 @@ async def _limit(work: Awaitable[Any], timeout: float | None) -> Any:
             raise OutOfTimeError(f"gave nothing within {timeout:g} seconds") from ex
         raise
     except asyncio.CancelledError as ex:
-        if being_cancelled():
+        if is_being_cancelled():
             raise
         raise stray("it", ex) from ex
 

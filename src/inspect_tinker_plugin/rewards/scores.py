@@ -69,7 +69,7 @@ def read_score(
     if not scorer:
         if path in expected:
             raise UnscoredError(f"scorer {path!r} gave no score (it returned None)", scorer=path)
-        given = _listed(scores) if scores else "none at all"
+        given = _list_names(scores) if scores else "none at all"
         raise UnscoredError(f"no score named {path!r}; there is {given}", scorer=path)
     score = scores[scorer]
     if not key:
@@ -78,7 +78,7 @@ def read_score(
     if key not in entries:
         raise UnscoredError(
             f"score {scorer!r} has no key {key!r}; "
-            + (f"its keys are {_listed(entries)}" if entries else "it is a single value"),
+            + (f"its keys are {_list_names(entries)}" if entries else "it is a single value"),
             scorer=scorer,
             key=key,
         )
@@ -219,5 +219,5 @@ def read_number(value: object) -> float | None:
     return number if math.isfinite(number) and _to_float(value) == number else None
 
 
-def _listed(names: Mapping[str, object]) -> str:
+def _list_names(names: Mapping[str, object]) -> str:
     return ", ".join(repr(name) for name in names)

@@ -75,8 +75,8 @@ class InspectEnv(Env):
 
     ``initial_observation()`` starts Inspect's solver and waits for its first model call;
     ``step()`` answers the call with the sampled tokens. Whether the reward of a scored episode
-    has reached the trainer is known only from the trajectory that it kept (``unpaid()``): a step
-    may be cancelled after the episode was scored.
+    has reached the trainer is known only from the trajectory that it kept (``find_unpaid()``): a
+    step may be cancelled after the episode was scored.
 
     Attributes:
         rollout_limits: Budgets, which the cookbook's rollout runner reads here.
@@ -143,7 +143,7 @@ class InspectEnv(Env):
             self.episode.end_with(self)
             end_with_rollout(self.episode)
             await wait_to_start()
-            observed = await self._observe(await self._timed(self._hooks.start(self.episode)))
+            observed = await self._observe(await self._time_work(self._hooks.start(self.episode)))
             if isinstance(observed, Observation):
                 limits = self.rollout_limits
                 budget = None if limits is None else limits.max_trajectory_tokens
@@ -161,7 +161,7 @@ class InspectEnv(Env):
                 reward=final.reward, metrics=final.metrics, logs=final.logs
             )
         except BaseException as error:
-            await self._failed(error)
+            await self._close_failed(error)
             raise
 
     async def step(self, action: list[int], *, extra: ActionExtra | None = None) -> StepResult:
@@ -189,7 +189,7 @@ class InspectEnv(Env):
             if refused is not None:
                 observed: Observation | EpisodeResult = await self._end(refused)
             else:
-                outcome = await self._timed(self.episode.reply(reply))
+                outcome = await self._time_work(self.episode.reply(reply))
                 self.unheard_turns[-1] = not self.episode.heard
                 observed = await self._observe(outcome)
             if isinstance(observed, Observation):
@@ -208,7 +208,7 @@ class InspectEnv(Env):
             final.metrics = metrics | final.metrics
             return final
         except BaseException as error:
-            await self._failed(error)
+            await self._close_failed(error)
             raise
 
     def set_max_tool_calls(self, max_tool_calls: int) -> None:
@@ -242,7 +242,7 @@ class InspectEnv(Env):
             return await self._conclude(await self.episode.stop(ROLLOUT_ENDED))
         return await self._reward_of_end()
 
-    def unpaid(self, trajectory: Trajectory) -> float:
+    def find_unpaid(self, trajectory: Trajectory) -> float:
         """Return the part of a settled episode's step rewards that the trainer has not received.
 
         A step that was cancelled, or whose result was lost on its way, is not in the trajectory
@@ -323,15 +323,15 @@ class InspectEnv(Env):
                     return await self._end(str(error))
                 self.tokens.refuse(error)
                 answer = RequestRefusedError(error)
-            outcome = await self._timed(self.episode.reply(answer))
+            outcome = await self._time_work(self.episode.reply(answer))
         return outcome
 
     async def _end(self, reason: str) -> EpisodeResult:
-        result = await self._timed(self.episode.stop(reason))
+        result = await self._time_work(self.episode.stop(reason))
         assert isinstance(result, EpisodeResult)
         return result
 
-    async def _timed(self, work: Awaitable[Outcome]) -> Outcome:
+    async def _time_work(self, work: Awaitable[Outcome]) -> Outcome:
         started = time.perf_counter()
         try:
             return await work
@@ -408,7 +408,7 @@ class InspectEnv(Env):
 
     # failure and cancellation
 
-    async def _failed(self, error: BaseException) -> None:
+    async def _close_failed(self, error: BaseException) -> None:
         """Close the episode, because a call has failed.
 
         After a cancelled call the cookbook keeps the rollout and grades it (its time-out), so the

@@ -21,9 +21,9 @@ from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory
 from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError, TaskError
 from inspect_tinker_plugin.contracts.tools import Memory, ToolScope
 from inspect_tinker_plugin.logs import GroupSlot, Rollout, RolloutStatus, write_group
-from inspect_tinker_plugin.logs.rollout import read_group, received, sampled
+from inspect_tinker_plugin.logs.rollout import read_group, rebuild_group, record_trajectory
 from inspect_tinker_plugin.options import DatasetOptions
-from inspect_tinker_plugin.processes.loops import uninterrupted
+from inspect_tinker_plugin.processes.loops import run_uninterrupted
 from inspect_tinker_plugin.rewards import AggregatorError, GroupMember, Reward, UnscoredError
 from inspect_tinker_plugin.rewards.group import spend_in
 from inspect_tinker_plugin.rl.ending import Ending, Received
@@ -88,7 +88,7 @@ class InspectGroupBuilder(EnvGroupBuilder):
         run = self.handle.log_run
         assert run is not None
         records = await asyncio.to_thread(read_group, log, self.slot.index)
-        given = received(records)
+        given = rebuild_group(records)
         if given is None or any(record.id != self.sample.id for record in records):
             return None
         trajectories, self._finished = given
@@ -207,7 +207,7 @@ class InspectGroupBuilder(EnvGroupBuilder):
         for env, ending, final, trajectory in zip(
             envs, endings, finals, trajectory_group, strict=True
         ):
-            value = env.unpaid(trajectory) + env.group_share(final)
+            value = env.find_unpaid(trajectory) + env.group_share(final)
             metrics: Metrics = {} if result else self._count_retried(envs)
             total = env.total(final)
             if ending.has_built_in_price and total is not None:
@@ -265,7 +265,7 @@ class InspectGroupBuilder(EnvGroupBuilder):
         own = self._own_envs()
         envs = own or [env for _, env in self._envs]
         self._envs = [each for each in self._envs if each[1] not in envs]
-        await uninterrupted(lambda: self._release(envs))
+        await run_uninterrupted(lambda: self._release(envs))
 
     async def _release(self, envs: Sequence[InspectEnv]) -> None:
         closing = (env.close() for env in envs)
@@ -318,7 +318,7 @@ def _describe_rollout(env: InspectEnv) -> Rollout:
         given = {
             "reward": sum(step.reward for step in steps) + of_group,
             "stop_reason": trajectory.stop_reason,
-            "sampled": partial(sampled, trajectory, of_group),
+            "sampled": partial(record_trajectory, trajectory, of_group),
         }
     return Rollout(
         sample=env.episode.sample,

@@ -35,7 +35,12 @@ from inspect_tinker_plugin.contracts.tools import ToolExecutor, ToolFunction
 from inspect_tinker_plugin.episode.runner import Episode
 from inspect_tinker_plugin.plugins.manager import default_plugins
 from inspect_tinker_plugin.processes import write_whole
-from inspect_tinker_plugin.processes.loops import being_cancelled, bounded, contained, running_loop
+from inspect_tinker_plugin.processes.loops import (
+    contain,
+    is_being_cancelled,
+    run_bounded,
+    running_loop,
+)
 from inspect_tinker_plugin.tools import ToolScope, use_tool_executor
 
 logger = getLogger(__name__)
@@ -148,7 +153,9 @@ class EpisodeHooks:
         if self._live:
             self._live.end(self._id, reward, None if result.error is None else str(result.error))
         if self._observers:
-            await self._observers.tell("on_episode_end", lambda: _ended(self._id, result, reward))
+            await self._observers.tell(
+                "on_episode_end", lambda: _describe_end(self._id, result, reward)
+            )
 
     def note_closed(self) -> None:
         """Note that the episode was closed, whether or not it had come to an end."""
@@ -172,11 +179,11 @@ class Observers:
             try:
                 answer = getattr(observer, method)(make_event())
                 if inspect.isawaitable(answer):
-                    await bounded(contained("it", answer), TIMEOUT)
+                    await run_bounded(contain("it", answer), TIMEOUT)
             except (KeyboardInterrupt, GeneratorExit):
                 raise
             except BaseException as ex:  # SystemExit, or what test frameworks raise
-                if isinstance(ex, asyncio.CancelledError) and being_cancelled():
+                if isinstance(ex, asyncio.CancelledError) and is_being_cancelled():
                     raise
                 if (id(observer), method) not in self._complained:
                     self._complained.add((id(observer), method))
@@ -190,7 +197,7 @@ class Observers:
                     )
 
 
-def _ended(episode: str, result: EpisodeResult, reward: float | None) -> EpisodeEnded:
+def _describe_end(episode: str, result: EpisodeResult, reward: float | None) -> EpisodeEnded:
     return EpisodeEnded(
         episode=episode,
         task=result.task,

@@ -166,7 +166,7 @@ async def while_present(gone: Coroutine[Any, Any, None], work: Coroutine[Any, An
         await asyncio.gather(running, leaving, return_exceptions=True)
 
 
-async def _disconnected(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     message: Message = {"type": "http.request"}
     while message["type"] != "http.disconnect":
         message = await request.receive()
@@ -218,7 +218,7 @@ def create_app(
     @app.post("/v1/rollouts")
     async def rollouts(body: GroupRequest, request: Request) -> Response:
         run = host().run(body.task, body.sample, body.sampler, size=body.size)
-        results = await while_present(_disconnected(request), run)
+        results = await while_present(_wait_for_disconnect(request), run)
         return answer({"rollouts": [write_result(each) for each in results]})
 
     # NeMo Gym
@@ -226,7 +226,7 @@ def create_app(
     @app.post("/run")
     async def run(body: gym.EpisodeRequest, request: Request) -> Response:
         episode = gym.run_episode(host(), body)
-        return answer(await while_present(_disconnected(request), episode))
+        return answer(await while_present(_wait_for_disconnect(request), episode))
 
     @app.post("/aggregate_metrics")
     async def aggregate_metrics(body: gym.AggregateRequest) -> Response:
@@ -267,7 +267,7 @@ def create_app(
             case "tools/call":
                 name, arguments = params.get("name", ""), params.get("arguments") or {}
                 call = openenv.call_tool(host(), name, arguments)
-                result = {"data": await while_present(_disconnected(request), call)}
+                result = {"data": await while_present(_wait_for_disconnect(request), call)}
             case other:
                 reason = {"code": -32601, "message": f"there is no method {other!r}"}
                 return answer({**reply, "error": reason})
@@ -307,29 +307,29 @@ async def _answer(host: Host, text: str | bytes) -> dict[str, Any] | None:
     try:
         frame = Frame.model_validate_json(text)
     except ValueError as error:
-        return _refused(str(error), "INVALID_JSON")
+        return _describe_refusal(str(error), "INVALID_JSON")
     data = frame.data or {}
     if frame.type == "close":
         return None
     if frame.type == "state":
         return {"type": "state", "data": {"episode_id": None, "step_count": 0}}
     if frame.type == "reset":
-        return {"type": "observation", "data": _observed({})}
+        return {"type": "observation", "data": _wrap_observation({})}
     if data.get("type") == "list_tools":
-        return {"type": "observation", "data": _observed({"tools": openenv.TOOLS})}
+        return {"type": "observation", "data": _wrap_observation({"tools": openenv.TOOLS})}
     name = data.get("tool_name")
     try:
         result = await openenv.call_tool(host, name, data.get("arguments") or {})
     except ConfigError as error:
-        return _refused(str(error), "EXECUTION_ERROR")
-    return {"type": "observation", "data": _observed({"tool_name": name, "result": result})}
+        return _describe_refusal(str(error), "EXECUTION_ERROR")
+    return {"type": "observation", "data": _wrap_observation({"tool_name": name, "result": result})}
 
 
-def _refused(message: str, code: str) -> dict[str, Any]:
+def _describe_refusal(message: str, code: str) -> dict[str, Any]:
     return {"type": "error", "data": {"message": message, "code": code}}
 
 
-def _observed(observation: dict[str, Any]) -> dict[str, Any]:
+def _wrap_observation(observation: dict[str, Any]) -> dict[str, Any]:
     return {"observation": observation, "reward": None, "done": False}
 
 

@@ -96,11 +96,11 @@ async def run_episode(host: Host, request: EpisodeRequest) -> dict[str, Any]:
         lent = request.task.task_input.sampler
         [result] = await host.run(name, task.task_id, lent, size=1)
     except BusyError as error:
-        return {**answer, "failure": _failed(str(error), "admission")}
+        return {**answer, "failure": _describe_failure(str(error), "admission")}
     except TooLongError as error:
-        return {**answer, "failure": _failed(str(error), "agent", "agent_timeout")}
+        return {**answer, "failure": _describe_failure(str(error), "agent", "agent_timeout")}
     except ConfigError as error:
-        return {**answer, "failure": _failed(str(error), "admission", terminal=True)}
+        return {**answer, "failure": _describe_failure(str(error), "admission", terminal=True)}
     if result.failure is not None:
         return {**answer, "failure": _failure(result.failure)}
     return {**answer, "result": _result(result)}
@@ -108,10 +108,10 @@ async def run_episode(host: Host, request: EpisodeRequest) -> dict[str, Any]:
 
 def _failure(failure: Failure) -> dict[str, Any]:
     kind, stage = _KINDS.get(failure.cause, ("agent_run_error", "agent"))
-    return _failed(failure.message, stage, kind)
+    return _describe_failure(failure.message, stage, kind)
 
 
-def _failed(
+def _describe_failure(
     reason: str, stage: str, kind: str | None = None, *, terminal: bool = False
 ) -> dict[str, Any]:
     failure = {"failure_reason": reason[:2000], "stage": stage, "terminal": terminal}

@@ -27,7 +27,7 @@ from inspect_tinker_plugin.options import (
     read_keywords,
     spell_out_options,
 )
-from inspect_tinker_plugin.processes.loops import being_cancelled
+from inspect_tinker_plugin.processes.loops import is_being_cancelled
 from inspect_tinker_plugin.rl.dataset import TaskLike, prepare_task
 from inspect_tinker_plugin.rl.env import InspectEnv, wait_to_start
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
@@ -253,7 +253,7 @@ class _LentPolicy:
         except SamplerError:
             raise
         except asyncio.CancelledError as error:
-            if being_cancelled():
+            if is_being_cancelled():
                 raise
             raise SamplerError("the sampler was cancelled, and not by its episode") from error
         except Exception as error:  # the boundary of the caller's code

@@ -183,7 +183,7 @@ def as_verifiers_taskset(
             async with aiohttp.ClientSession() as session:
                 result = await service.run_episode(
                     str(data.id),
-                    writer.timed(EndpointSampler(server, session)),
+                    writer.time_calls(EndpointSampler(server, session)),
                     limits=_limits(trace.agent.config, service),
                     on_turn=writer.add,
                 )
@@ -244,7 +244,7 @@ class TraceWriter:
         """Of each branch: its tokens, its last node, and its number of messages."""
         self._spans: dict[int, vf.TimeSpan] = {}
 
-    def timed(self, sampler: EndpointSampler) -> Any:
+    def time_calls(self, sampler: EndpointSampler) -> Any:
         """Return the sampler, noting when each call began and ended."""
 
         async def sample(prompt: Prompt) -> Sampled:
@@ -258,7 +258,7 @@ class TraceWriter:
     def add(self, turn: SampledTurn) -> None:
         """Add a turn, and let those who watch the trace know."""
         prompt = list(turn.prompt_tokens)
-        known, parent, told = self._continued(prompt)
+        known, parent, told = self._find_branch(prompt)
         tools = [] if parent is not None else [_tool(each) for each in turn.tools]
         new = [parse_message(write_message(each)) for each in turn.messages[told:]]
         scaffold = prompt[len(known) :]
@@ -286,7 +286,7 @@ class TraceWriter:
         )
         self._trace.notify()
 
-    def _continued(self, prompt: Sequence[int]) -> tuple[list[int], int | None, int]:
+    def _find_branch(self, prompt: Sequence[int]) -> tuple[list[int], int | None, int]:
         """Take the longest branch that a prompt continues."""
         found = [end for end in self._ends if prompt[: len(end[0])] == end[0]]
         if not found:

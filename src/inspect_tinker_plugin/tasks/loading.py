@@ -44,7 +44,7 @@ def find_registered(name: str) -> object:
     """
     function: object = internals.registry_lookup("task", name)
     if function is None:
-        raise TaskNotFoundError(_unknown(name))
+        raise TaskNotFoundError(_describe_unknown(name))
     return function
 
 
@@ -141,7 +141,7 @@ def _check_args(name: str, function: object, args: Mapping[str, Any]) -> None:
         raise TaskError(f"task {name!r} needs the argument {', '.join(map(repr, missing))}.")
 
 
-def _unknown(name: str) -> str:
+def _describe_unknown(name: str) -> str:
     known = [
         registry_info(found).name
         for found in internals.registry_find(lambda info: info.type == "task")

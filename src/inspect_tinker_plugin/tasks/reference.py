@@ -160,7 +160,7 @@ def task_reference(task: Task) -> TaskRef | None:
     if "/" in name:
         return TaskRef(name, args, internals.task_run_dir(task))
     file = _source_of(task)
-    if file is None or name not in _declared(file):
+    if file is None or name not in _find_declared(file):
         return None
     return TaskRef(f"{file.as_posix()}@{name}", args, file.parent.as_posix())
 
@@ -219,7 +219,7 @@ def _existing_file(path: Path, spec: str) -> Path:
     raise TaskNotFoundError(f"{spec}: there is no folder {folder}.")
 
 
-def _declared(file: Path) -> list[str]:
+def _find_declared(file: Path) -> list[str]:
     """Names of the ``@task`` functions of a file, read without running it."""
     from inspect_tinker_plugin import inspect_internals as internals
 
@@ -238,7 +238,7 @@ def _declared(file: Path) -> list[str]:
 
 
 def _task_in_file(file: Path, name: str | None) -> str:
-    names = _declared(file)
+    names = _find_declared(file)
     if not names:
         hint = "" if file.suffix == ".py" else " (notebooks are read with nbformat and IPython)"
         raise TaskNotFoundError(f"{file} has no function decorated with @task{hint}.")

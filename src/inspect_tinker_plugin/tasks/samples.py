@@ -77,7 +77,7 @@ class SelectedSamples(Sequence[Sample]):
         positions = array("q", (self._positions[i] for i in indices))
         return SelectedSamples(self._dataset, self._stages, positions)
 
-    def transformed(self) -> Iterator[tuple[Sample, Sample]]:
+    def transform_each(self) -> Iterator[tuple[Sample, Sample]]:
         """Yield each sample as it is in the task and as plugins leave it; none without plugins."""
         for position in self._positions if self._stages else ():
             if (sample := self._apply(position)) is not None:

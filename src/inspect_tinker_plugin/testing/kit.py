@@ -27,7 +27,6 @@ from inspect_tinker_plugin.testing.sides import (
     Conditions,
     ParityError,
     TaskSource,
-    bounded,
     make_runner,
     make_task,
     one_sample_task,
@@ -35,6 +34,7 @@ from inspect_tinker_plugin.testing.sides import (
     run_episode,
     run_eval,
     run_rollout,
+    wait_for_run,
 )
 from inspect_tinker_plugin.testing.traces import Difference, Trace, compare_traces
 from inspect_tinker_plugin.tools import (
@@ -74,7 +74,7 @@ async def play_episode(
     scope = scope or ToolScope(task=one.name, sample_id=one.dataset[0].id)
     with use_tool_executor(resolve_tool_executor(tool_executor), scope):
         player = Player(script)
-        return await bounded(play(runner, one.dataset[0], player), how.timeout, player)
+        return await wait_for_run(play(runner, one.dataset[0], player), how.timeout, player)
 
 
 async def run_tool_calls(

@@ -156,7 +156,7 @@ async def run_eval(source: TaskSource, script: Script, how: Conditions = PLAIN) 
     assert isinstance(model.api, ScriptedAPI)
     assert model.api.player is not None
     with recording() as others:
-        log = await bounded(
+        log = await wait_for_run(
             _eval(one_sample_task(source, how.sample), model, how), how.timeout, model.api.player
         )
     if not log.samples:
@@ -210,11 +210,11 @@ async def run_episode(source: TaskSource, script: Script, how: Conditions = PLAI
         task = one_sample_task(source, how.sample)
         runner = make_runner(task, how, keep_log=True)
         player = Player(script)
-        result = await bounded(play(runner, task.dataset[0], player), how.timeout, player)
+        result = await wait_for_run(play(runner, task.dataset[0], player), how.timeout, player)
         return trace_of_result(result, policy=player, others=others, ordered=how.ordered)
 
 
-async def bounded(work: Coroutine[Any, Any, T], timeout: float | None, player: Player) -> T:
+async def wait_for_run(work: Coroutine[Any, Any, T], timeout: float | None, player: Player) -> T:
     """Wait for a run, which is cancelled if it takes too long or does not end with its script."""
     run = asyncio.ensure_future(work)
     gave_up = asyncio.ensure_future(player.gave_up.wait())
@@ -264,7 +264,7 @@ async def run_rollout(source: TaskSource, script: Script, how: Conditions = PLAI
         renderer = how.renderer
         if isinstance(renderer, str):
             renderer = load_renderer(renderer)
-        result = await bounded(_roll(episode, player, renderer), how.timeout, player)
+        result = await wait_for_run(_roll(episode, player, renderer), how.timeout, player)
         return trace_of_result(
             result, policy=player, others=others, ordered=how.ordered, events=episode.events
         )

@@ -25,7 +25,7 @@ from pydantic_core import to_jsonable_python
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.contracts.policy import POLICY_MODEL, POLICY_NAME
-from inspect_tinker_plugin.contracts.wording import all_spelt_out, counted
+from inspect_tinker_plugin.contracts.wording import counted, spell_all_out
 from inspect_tinker_plugin.episode.model import PolicyGradingError
 from inspect_tinker_plugin.testing.replies import SCRIPTED, Player
 
@@ -115,7 +115,7 @@ def jsonable(value: Any) -> Json:
     plain = to_jsonable_python(
         value, exclude_none=True, inf_nan_mode="constants", fallback=lambda _: None
     )
-    spelt: Json = all_spelt_out(json.loads(json.dumps(plain)))
+    spelt: Json = spell_all_out(json.loads(json.dumps(plain)))
     return spelt
 
 

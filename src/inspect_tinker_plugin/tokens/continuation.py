@@ -183,7 +183,9 @@ class Turns:
         ]
         return ways
 
-    def restored(self, messages: list[ChatMessage], dialect: Dialect | None) -> list[ChatMessage]:
+    def restore_order(
+        self, messages: list[ChatMessage], dialect: Dialect | None
+    ) -> list[ChatMessage]:
         """Restore the order of replies that a transport has changed.
 
         Inspect moves the text of a reply into the message before the last tool result, when that
@@ -389,7 +391,7 @@ def recognise(
         return None  # nothing was translated, so what differs was changed
     if message.role != "assistant":
         return None
-    return "lossy" if dialect.carried(reply.message, message) else None
+    return "lossy" if dialect.carries(reply.message, message) else None
 
 
 def is_reply(turn: Turn, message: ChatMessageAssistant, dialect: Dialect | None) -> bool:
@@ -397,7 +399,7 @@ def is_reply(turn: Turn, message: ChatMessageAssistant, dialect: Dialect | None)
     reply = turn.reply
     return reply is not None and (
         message_key(message) == reply.key
-        or (dialect is not None and dialect.carried(reply.message, message))
+        or (dialect is not None and dialect.carries(reply.message, message))
     )
 
 

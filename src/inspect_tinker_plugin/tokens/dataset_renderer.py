@@ -20,7 +20,7 @@ from tinker_cookbook.tokenizer_utils import Tokenizer
 
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.contracts.policy import POLICY_MODEL
-from inspect_tinker_plugin.contracts.wording import spelt_out
+from inspect_tinker_plugin.contracts.wording import spell_out
 from inspect_tinker_plugin.tokens.messages import conversation_prefix
 from inspect_tinker_plugin.tokens.prompts import Extension, PromptTail, flatten
 from inspect_tinker_plugin.tokens.replies import ReplyParser
@@ -71,7 +71,7 @@ def stop_condition(
     A sampler takes strings or token ids, not both. A stop sequence that is one token joins
     a renderer's ids; for any other, the reply is cut when it is parsed.
     """
-    wanted = [spelt_out(seq) for seq in request.config.stop_seqs or [] if seq]
+    wanted = [spell_out(seq) for seq in request.config.stop_seqs or [] if seq]
     texts = [stop for stop in context.stops if isinstance(stop, str)]
     if texts:
         return list(dict.fromkeys([*texts, *wanted]))
@@ -172,7 +172,7 @@ class DatasetRenderer:
 
     def write(self, text: str) -> str:
         """Return a text as the renderer gets it: no half surrogate pair, no control token."""
-        return self.control.broken(spelt_out(text))
+        return self.control.break_control(spell_out(text))
 
     def count_tokens(self, text: str) -> int:
         """Return how many tokens a text has."""

@@ -54,7 +54,7 @@ def in_branch_order(transitions: Sequence[Transition], turns: Sequence[Turn]) ->
         if turn is None or not _is_of(transition, turn):
             branches.append([index])
             continue
-        result[index] = _seen(transition, turn)
+        result[index] = _drop_unseen(transition, turn)
         branch = open_ends.pop(id(turn.parent), None)
         if branch is None:
             branch = []
@@ -70,7 +70,7 @@ def _is_of(transition: Transition, turn: Turn) -> bool:
     return transition.ob.length == turn.length and tuple(transition.ac.tokens) == turn.sampled
 
 
-def _seen(transition: Transition, turn: Turn) -> Transition:
+def _drop_unseen(transition: Transition, turn: Turn) -> Transition:
     """Drop tokens sampled after the end of a reply, which nothing that was scored depends on."""
     action = transition.ac
     if turn.kept == len(action.tokens):

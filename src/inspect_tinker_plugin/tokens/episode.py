@@ -61,7 +61,7 @@ from inspect_tinker_plugin.tokens.messages import (
 from inspect_tinker_plugin.tokens.prompts import (
     PromptCache,
     flatten,
-    merged,
+    merge_chunks,
 )
 
 __all__ = ["DatasetRenderer", "EpisodeTokens", "PromptCache"]
@@ -146,24 +146,25 @@ class EpisodeTokens:
         """
         self._check_choices(request)
         warn_of_ignored(self._context, request, self._task)
-        turn, found = self._rendered(lambda: self._found(request))
+        turn, found = self._render(lambda: self._find_turn(request))
         if self._window is not None and self._window - turn.length < LEAST_ROOM:
             raise self._over_window(turn.length, self._window)
         self._adopt(turn, found)
         self._waiting[request.index] = turn
         return turn.prompt
 
-    def _found(self, request: TurnRequest) -> tuple[Turn, _Request]:
+    def _find_turn(self, request: TurnRequest) -> tuple[Turn, _Request]:
         """Find the place of a request among the turns, and its prompt."""
-        tools = _offered(request)
+        tools = _find_offered(request)
         effort = self._context.effort(request.config.reasoning_effort)
         offer = tools_key(tools) if effort is None else (*tools_key(tools), str(effort))
         dialect = None if request.dialect is None else DIALECTS.get(request.dialect)
-        messages = self._turns.restored(list(request.messages), dialect)
+        messages = self._turns.restore_order(list(request.messages), dialect)
         keys = list(map(message_key, messages))
         match = self._turns.find(offer, messages, keys, dialect)
         found = _Request(messages, keys, tools, effort, offer, dialect, match)
-        return self._repeated(found) or self._continued(found) or self._fresh(found), found
+        turn = self._find_repeated(found) or self._find_continued(found)
+        return turn or self._fresh(found), found
 
     def _adopt(self, turn: Turn, request: _Request) -> None:
         """Add a turn that waits for its reply."""
@@ -180,7 +181,7 @@ class EpisodeTokens:
         """Count control tokens that new messages spell, and warn of the first in the dataset."""
         known = request.match.known
         new = [*request.keys[known:], *(() if known else request.offer)]
-        spelled = self._context.control.spelled(new)
+        spelled = self._context.control.find_spelled(new)
         self._ledger.control_in_text += len(spelled)
         if spelled:
             how = "as text" if self._context.control.encoded_as_text else "with a space in it"
@@ -201,7 +202,7 @@ class EpisodeTokens:
             RendererError: A stop sequence is no text that has tokens, and nothing was sampled yet.
             EpisodeError: The same, later.
         """
-        return self._rendered(lambda: stop_condition(self._context, request, self._task))
+        return self._render(lambda: stop_condition(self._context, request, self._task))
 
     def _over_window(self, length: int, window: int) -> OverWindowError:
         """Count a call that gets no prompt, and warn of the first in the dataset."""
@@ -240,14 +241,14 @@ class EpisodeTokens:
         turn = self._waiting.pop(request.index, None)
         if turn is None:
             raise RuntimeError("parse() answers a prompt(): call that first, once per turn")
-        reply = self._named(
+        reply = self._name_errors(
             lambda: self._context.parser.parse(
                 tokens,
                 at_limit=stop_reason == "length",
                 stop_stated=stop_reason == "stop",
                 stop_seqs=request.config.stop_seqs or (),
                 max_tokens=request.config.max_tokens,
-                tools=_offered(request),
+                tools=_find_offered(request),
             )
         )
         turn.sampled, turn.kept = tuple(tokens), reply.kept
@@ -292,7 +293,7 @@ class EpisodeTokens:
         """Forget what only further prompts would need; :attr:`turns` and :attr:`metrics` stay."""
         self._turns = Turns()
 
-    def _repeated(self, request: _Request) -> Turn | None:
+    def _find_repeated(self, request: _Request) -> Turn | None:
         """Return a turn with the prompt of an equal request, if there was one."""
         match = request.match
         if match.known < len(request.messages) or not match.place.asked:
@@ -300,7 +301,7 @@ class EpisodeTokens:
         first = match.place.asked[-1]
         return Turn(first.has_user, first.prompt, first.length, parent=first.parent)
 
-    def _continued(self, request: _Request) -> Turn | None:
+    def _find_continued(self, request: _Request) -> Turn | None:
         """Return a turn that continues an earlier reply, if there can be one."""
         base = request.match.turn
         if base is None or base.reply is None or not self._context.extends:
@@ -314,7 +315,7 @@ class EpisodeTokens:
         tail = self._context.extension.after_reply(
             calls=calls,
             follows_user=base.has_user,
-            new=self._converted(new, again, request.dialect),
+            new=self._convert(new, again, request.dialect),
         )
         if tail is None:
             return None
@@ -323,15 +324,15 @@ class EpisodeTokens:
             tail, self._whole(request), request.effort
         ):
             return None
-        spoken = self._context.extension.spoken(base.spoken, tail)
-        turn = self._turn(request, merged([*spoken, *tail.chunks]), after=base)
+        spoken = self._context.extension.close_reply(base.spoken, tail)
+        turn = self._turn(request, merge_chunks([*spoken, *tail.chunks]), after=base)
         return self._with_replies(turn, request, again)
 
     def _fresh(self, request: _Request) -> Turn:
         """Return a turn whose conversation is rendered as a whole."""
 
         def render() -> list[tinker.ModelInputChunk]:
-            return merged(self._context.build(self._whole(request), request.effort))
+            return merge_chunks(self._context.build(self._whole(request), request.effort))
 
         if self._ledger.answered:
             turn = self._turn(request, render())
@@ -376,9 +377,9 @@ class EpisodeTokens:
         )
         rest = request.messages[consumed:]
         again = self._turns.replies_among(rest, request.dialect)
-        return [*prefix, *self._converted(rest, again, request.dialect)]
+        return [*prefix, *self._convert(rest, again, request.dialect)]
 
-    def _converted(
+    def _convert(
         self,
         messages: Sequence[ChatMessage],
         replies: Mapping[int, Turn],
@@ -409,12 +410,12 @@ class EpisodeTokens:
     def _check_choices(self, request: TurnRequest) -> None:
         choices = request.config.num_choices
         if choices is not None and choices > 1:
-            raise self._not_honoured(
+            raise self._not_honoured_error(
                 f"the solver asked for num_choices={choices}, but a policy under training "
                 "gives one reply to a prompt. Use group_size for several replies."
             )
 
-    def _not_honoured(self, why: str) -> EpisodeError:
+    def _not_honoured_error(self, why: str) -> EpisodeError:
         return EpisodeError(
             why,
             cause=Cause.POLICY,
@@ -423,19 +424,19 @@ class EpisodeTokens:
             epoch=self._epoch,
         )
 
-    def _rendered(self, work: Callable[[], T]) -> T:
+    def _render(self, work: Callable[[], T]) -> T:
         """Render; what cannot be rendered after the policy has spoken is the episode's failure.
 
         Before, it is the task that does not fit the renderer, and so in every episode.
         """
         try:
-            return self._named(work)
+            return self._name_errors(work)
         except RendererError as error:
             if not self._ledger.answered:
                 raise
-            raise self._not_honoured(str(error.__cause__ or error)) from error
+            raise self._not_honoured_error(str(error.__cause__ or error)) from error
 
-    def _named(self, work: Callable[[], T]) -> T:
+    def _name_errors(self, work: Callable[[], T]) -> T:
         """Name task and sample in whatever a renderer raises, its own kinds of error included."""
         try:
             with ONE_AT_A_TIME:
@@ -446,5 +447,5 @@ class EpisodeTokens:
             ) from error
 
 
-def _offered(request: TurnRequest) -> Sequence[ToolInfo]:
+def _find_offered(request: TurnRequest) -> Sequence[ToolInfo]:
     return () if request.tool_choice == "none" else request.tools

@@ -122,7 +122,7 @@ class Dialect:
     joins_text_to_calls: bool = False
     """Whether text after a tool result may come back in the message with the call."""
 
-    def carried(self, reply: ChatMessageAssistant, arrived: ChatMessageAssistant) -> bool:
+    def carries(self, reply: ChatMessageAssistant, arrived: ChatMessageAssistant) -> bool:
         """Return whether a message is a given reply, apart from what the API is known to lose."""
         return _same_calls(reply.tool_calls or [], arrived.tool_calls or []) and self._same_content(
             reply, arrived

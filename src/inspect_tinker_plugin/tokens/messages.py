@@ -36,7 +36,7 @@ from tinker_cookbook.renderers import ToolCall as RendererToolCall
 from tinker_cookbook.renderers.base import UNTERMINATED_TOOL_BLOCK_ERROR
 
 from inspect_tinker_plugin.contracts.errors import RendererError
-from inspect_tinker_plugin.contracts.wording import all_spelt_out, spelt_out
+from inspect_tinker_plugin.contracts.wording import spell_all_out, spell_out
 from inspect_tinker_plugin.inspect_internals import (
     parse_tool_call,
     tool_parse_error_message,
@@ -66,13 +66,13 @@ class ConversationPrefix(NamedTuple):
     """Number of Inspect's messages that the prefix replaces."""
 
 
-def tool_specs(tools: Sequence[ToolInfo], write: Write = spelt_out) -> list[ToolSpec]:
+def tool_specs(tools: Sequence[ToolInfo], write: Write = spell_out) -> list[ToolSpec]:
     """Return tools as the renderer describes them: name, description, JSON schema."""
     return [
         ToolSpec(
             name=write(tool.name),
             description=write(tool.description),
-            parameters=all_spelt_out(tool.parameters.model_dump(exclude_none=True), write),
+            parameters=spell_all_out(tool.parameters.model_dump(exclude_none=True), write),
         )
         for tool in tools
     ]
@@ -82,7 +82,7 @@ def conversation_prefix(
     renderer: Renderer,
     messages: Sequence[ChatMessage],
     tools: Sequence[ToolInfo],
-    write: Write = spelt_out,
+    write: Write = spell_out,
 ) -> ConversationPrefix:
     """Turn the leading system messages, and the tools, into the renderer's own opening.
 
@@ -122,7 +122,7 @@ def renderer_message(
     *,
     images: bool,
     call_ids: Mapping[str, str] | None = None,
-    write: Write = spelt_out,
+    write: Write = spell_out,
 ) -> Message:
     """Return one message as the renderer takes it."""
     if isinstance(message, ChatMessageTool):
@@ -135,7 +135,7 @@ def renderer_message(
     return converted
 
 
-def call_name(call: ToolCall, call_ids: Mapping[str, str], write: Write = spelt_out) -> CallName:
+def call_name(call: ToolCall, call_ids: Mapping[str, str], write: Write = spell_out) -> CallName:
     """Return the name of a tool call, under the policy's own id."""
     return CallName(write(call_ids.get(call.id, call.id)), write(call.function))
 
@@ -263,13 +263,13 @@ def read_calls(
     Their ids are new, whatever the reply says: models number their calls from zero in every
     reply, and a program that keeps its own history is recognised by these ids alone.
     """
-    calls = [_called(call.function.name, call.function.arguments, tools) for call in parsed]
+    calls = [_make_call(call.function.name, call.function.arguments, tools) for call in parsed]
     calls.extend(_read_unparsed(call, tools) for call in unparsed)
     for call in calls:
-        call.function = spelt_out(call.function)
-        call.arguments = all_spelt_out(call.arguments)
+        call.function = spell_out(call.function)
+        call.arguments = spell_all_out(call.arguments)
         if call.parse_error is not None:
-            call.parse_error = spelt_out(call.parse_error)
+            call.parse_error = spell_out(call.parse_error)
     return calls
 
 
@@ -277,7 +277,7 @@ def _new_id() -> str:
     return f"call_{unique_id()}"
 
 
-def _called(name: str, arguments: str | None, tools: Sequence[ToolInfo]) -> ToolCall:
+def _make_call(name: str, arguments: str | None, tools: Sequence[ToolInfo]) -> ToolCall:
     """Return a call as Inspect's own providers would."""
     try:
         return parse_tool_call(_new_id(), name, arguments, list(tools))
@@ -309,11 +309,11 @@ def _read_unparsed(call: UnparsedToolCall, tools: Sequence[ToolInfo]) -> ToolCal
     if closed and isinstance(value, dict) and isinstance(value.get("name"), str):
         arguments = value.get("arguments")
         given = arguments if isinstance(arguments, str | None) else json.dumps(arguments)
-        return _called(value["name"], given, tools)
+        return _make_call(value["name"], given, tools)
     if named and (at := _ARGUMENTS.search(inner)):
         raw = inner[at.end() :].strip()
         raw = raw[:-1].rstrip() if raw.endswith("}") else raw
-        attempt = _called(name, raw, tools)
+        attempt = _make_call(name, raw, tools)
         if attempt.parse_error:
             return attempt
     error = call.error.removeprefix("Invalid JSON: ")

@@ -56,7 +56,7 @@ def flatten(chunks: Sequence[tinker.ModelInputChunk]) -> FlatPrompt:
     return flat
 
 
-def merged(chunks: Sequence[tinker.ModelInputChunk]) -> list[tinker.ModelInputChunk]:
+def merge_chunks(chunks: Sequence[tinker.ModelInputChunk]) -> list[tinker.ModelInputChunk]:
     """Return chunks with adjacent text chunks merged."""
     result: list[tinker.ModelInputChunk] = []
     tokens: list[int] = []
@@ -139,7 +139,7 @@ class Extension:
             # conversation, which happens next, shows which, and reports what is wrong.
             return None
 
-    def spoken(self, sampled: Sequence[int], tail: PromptTail) -> list[tinker.ModelInputChunk]:
+    def close_reply(self, sampled: Sequence[int], tail: PromptTail) -> list[tinker.ModelInputChunk]:
         """Return a reply's own tokens, with the end of turn if they lack it."""
         tokens = list(sampled)
         if self._stop_texts:

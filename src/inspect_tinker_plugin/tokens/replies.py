@@ -21,7 +21,7 @@ from tinker_cookbook.renderers import (
 from tinker_cookbook.renderers import ToolCall as RendererToolCall
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
-from inspect_tinker_plugin.contracts.wording import all_spelt_out, spelt_out
+from inspect_tinker_plugin.contracts.wording import spell_all_out, spell_out
 from inspect_tinker_plugin.inspect_internals import (
     unique_id,
 )
@@ -159,9 +159,9 @@ class ReplyParser:
         """
         control = self._control
         sampled = sum(map(control.ids.__contains__, body))
-        if sampled and len(control.spelled(str(self._tokenizer.decode(body)))) == sampled:
-            return spelt_out
-        return lambda text: control.broken(spelt_out(text))
+        if sampled and len(control.find_spelled(str(self._tokenizer.decode(body)))) == sampled:
+            return spell_out
+        return lambda text: control.break_control(spell_out(text))
 
     def _body(self, tokens: list[int]) -> tuple[list[int], int | None, int]:
         """Return the tokens before the stop token, that token, and the length of the turn.
@@ -279,7 +279,7 @@ def _written_call(call: RendererToolCall, write: Write) -> RendererToolCall:
     except (ValueError, RecursionError):
         arguments = write(arguments)
     else:
-        if (written := all_spelt_out(values, write)) != values:
+        if (written := spell_all_out(values, write)) != values:
             arguments = json.dumps(written, ensure_ascii=False)
     function = RendererToolCall.FunctionBody(name=write(name), arguments=arguments)
     return call.model_copy(update={"function": function})

@@ -153,9 +153,9 @@ class ControlTokens:
     A text may spell a token that ends a turn or begins one: a web page, a file, a question about
     chat templates. Renderers encode such a text together with the tokens that they write
     themselves, and tokenizers cannot tell the two apart. So each control token in a text is
-    broken by a mark (:meth:`broken`) before a renderer gets the text, and the tokenizer of our
-    copy of the renderer encodes the parts around a mark one by one, without the mark. A text that
-    spells no control token has no mark, and is encoded as ever.
+    broken by a mark (:meth:`break_control`) before a renderer gets the text, and the tokenizer of
+    our copy of the renderer encodes the parts around a mark one by one, without the mark. A text
+    that spells no control token has no mark, and is encoded as ever.
 
     Attributes:
         renderer: A copy of the renderer that knows marks; the renderer itself where none is needed.
@@ -173,7 +173,7 @@ class ControlTokens:
         self._break = _MARK
         self.renderer = _copy_with(renderer, _MarkedTexts(renderer.tokenizer))
         probe = min(texts, key=lambda text: texts[text] not in stops, default=None)
-        if probe is not None and not self._is_text(self.broken(probe)):
+        if probe is not None and not self._is_text(self.break_control(probe)):
             self.renderer = renderer
             self._break = "" if self._is_text(probe) else " "
 
@@ -186,22 +186,22 @@ class ControlTokens:
         """
         return self._break != " "
 
-    def broken(self, text: str) -> str:
+    def break_control(self, text: str) -> str:
         """Return a text for the renderer, in which no control token is spelled."""
-        while self._break and self.spelled(text):
-            text = self._spelt.sub(self._broken, text)
+        while self._break and self.find_spelled(text):
+            text = self._spelt.sub(self._break_match, text)
         return text
 
-    def spelled(self, texts: object) -> list[str]:
+    def find_spelled(self, texts: object) -> list[str]:
         """Return the control tokens that are spelled in a text, or in any of a list."""
         if isinstance(texts, tuple | list):
-            return [token for each in texts for token in self.spelled(each)]
+            return [token for each in texts for token in self.find_spelled(each)]
         text = texts.decode(errors="ignore") if isinstance(texts, bytes) else texts
         if not isinstance(text, str) or not any(opener in text for opener in self._openers):
             return []
         return self._spelt.findall(text)
 
-    def _broken(self, match: re.Match[str]) -> str:
+    def _break_match(self, match: re.Match[str]) -> str:
         text = match[0]
         if text in self._written:  # the format is text itself, and has no tokens to be kept from
             at = len(text) - len(text.lstrip()) or 1

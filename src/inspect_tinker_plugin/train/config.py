@@ -186,12 +186,13 @@ class RunConfig(train.Config):
         Weights & Biases drops those, is told the values a second time by the cookbook, and then
         refuses them as changed.
         """
-        return {name: dump_config(value) for name, value in _filled(chz.asdict(self)).items()}
+        return {name: dump_config(value) for name, value in _drop_unset(chz.asdict(self)).items()}
 
 
-def _filled(values: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_unset(values: Mapping[str, Any]) -> dict[str, Any]:
     kept = {
-        name: _filled(value) if isinstance(value, dict) else value for name, value in values.items()
+        name: _drop_unset(value) if isinstance(value, dict) else value
+        for name, value in values.items()
     }
     return {name: value for name, value in kept.items() if value != {}}
 

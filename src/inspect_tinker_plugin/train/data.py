@@ -94,9 +94,9 @@ class TrainingDataBuilder(InspectRLDatasetBuilder):
         if test is not None and not self.allow_overlap:
             check_overlap(_all_samples(train), _all_samples(test))
         freeze_memory_once()
-        return self._recorded(train), test
+        return self._record(train), test
 
-    def _recorded(self, train: InspectRLDataset | InspectRLMixture) -> RLDataset:
+    def _record(self, train: InspectRLDataset | InspectRLMixture) -> RLDataset:
         if self.run is None:
             return train
         run = Path(self.run)

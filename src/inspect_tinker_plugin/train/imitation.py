@@ -239,7 +239,7 @@ class WarmStart:
     async def imitate(self, config: Any, say: Callable[[str], None]) -> str:
         """Imitate, unless it is done; return the checkpoint to train from."""
         log_dir = Path(config.log_path)
-        if (done := imitated(log_dir)) is not None:
+        if (done := find_imitated(log_dir)) is not None:
             say(f"the imitation of {self.path} is done; training starts from its checkpoint")
             return done
         say(f"imitating {self.path}: {counted(self.steps, 'step')}")
@@ -252,12 +252,12 @@ class WarmStart:
             say(f"{self.path} does not say of which samples it is, so no eval can tell them apart")
         with show_progress(log_dir / IMITATION, say, steps=self.steps):
             await supervised.main(chz.replace(self.config, base_url=config.base_url))
-        checkpoint = imitated(log_dir)
+        checkpoint = find_imitated(log_dir)
         assert checkpoint is not None, "the loop ends with the checkpoint `final`"
         return checkpoint
 
 
-def imitated(log_dir: Path) -> str | None:
+def find_imitated(log_dir: Path) -> str | None:
     """Return the checkpoint of a run's finished imitation, ``None`` while there is none."""
     rows = read_rows(log_dir / IMITATION / CHECKPOINTS)
     finals = [row for row in rows if row.get("name") == "final" and row.get("state_path")]

@@ -58,11 +58,11 @@ from inspect_tinker_plugin.train.history import (
     read_steps,
     record_run,
 )
-from inspect_tinker_plugin.train.imitation import WarmStart, imitated
+from inspect_tinker_plugin.train.imitation import WarmStart, find_imitated
 from inspect_tinker_plugin.train.progress import show_progress
 from inspect_tinker_plugin.train.report import write_report
 from inspect_tinker_plugin.train.request import TrainRequest
-from inspect_tinker_plugin.train.scans import scanned
+from inspect_tinker_plugin.train.scans import scan_batches
 from inspect_tinker_plugin.train.strategies import UseFinished, use_finished
 from inspect_tinker_plugin.train.watching import watchable
 
@@ -266,7 +266,7 @@ def _train(run: Run) -> None:
         stack.enter_context(
             show_progress(log_dir, request.say, steps=run.config.max_steps, penalties=penalties)
         )
-        stack.enter_context(scanned(request))
+        stack.enter_context(scan_batches(request))
         loop = _imitate_train_test(run, executor)
         try:
             run_in_loop(loop if server is None else server.during(loop))
@@ -303,7 +303,7 @@ async def _imitate_train_test(run: Run, executor: Executor | None) -> None:
         if run.warm is not None:
             # Where training has begun, the episodes of finished groups still depend on it.
             begun = run.done is not None
-            start = imitated(log_dir) if begun else await run.warm.imitate(config, say)
+            start = find_imitated(log_dir) if begun else await run.warm.imitate(config, say)
             config = chz.replace(config, load_checkpoint_path=start)
         done = run.done or 0
         for phase in split_phases(config, run.request):
@@ -320,7 +320,7 @@ async def _imitate_train_test(run: Run, executor: Executor | None) -> None:
                     raise InspectRLError(problem) from error
                 raise
             done = end
-            if phase.async_config is not None and (left := _untrained(log_dir, end)):
+            if phase.async_config is not None and (left := _count_missing_steps(log_dir, end)):
                 say(
                     f"{part_of(left, end, 'step')} not done: once every sample is taken, the "
                     "asynchronous loop throws away groups that are more than "
@@ -333,7 +333,7 @@ async def _imitate_train_test(run: Run, executor: Executor | None) -> None:
         set_rollout_executor(None)
 
 
-def _untrained(log_dir: Path, steps: int) -> int:
+def _count_missing_steps(log_dir: Path, steps: int) -> int:
     """Return how many steps of a finished loop are missing."""
     return steps - sum(number(row, REWARD) is not None for row in read_steps(log_dir).values())
 
@@ -427,7 +427,7 @@ def _start_server(request: TrainRequest, config: Any, stack: ExitStack) -> Local
     state = request.log_dir / SERVER_FOLDER
     server = LocalServer(config.model_name, state_dir=state, settings=settings)
     stack.enter_context(server)
-    stack.enter_context(server.exported())
+    stack.enter_context(server.export_environ())
     request.say(f"the local server is ready after {time.monotonic() - started:.0f} s")
     return server
 

@@ -80,7 +80,7 @@ def check_scanners(scanners: Sequence[str]) -> None:
 
 
 @contextmanager
-def scanned(request: TrainRequest) -> Iterator[None]:
+def scan_batches(request: TrainRequest) -> Iterator[None]:
     """Scan the batches of a run while it trains, and what is left of them at its end."""
     if not request.scan:
         yield

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from inspect_tinker_plugin.contracts.wording import counted
-from inspect_tinker_plugin.logs.staging import listed, runs_in
+from inspect_tinker_plugin.logs.staging import list_folder, runs_in
 from inspect_tinker_plugin.rl.hooks import LIVE
 from inspect_tinker_plugin.train.history import (
     REWARD,
@@ -88,7 +88,7 @@ def read_state(log_dir: Path) -> RunState:
 
 
 def _files(log_dir: Path) -> list[Path]:
-    files = listed(log_dir / LIVE)
+    files = list_folder(log_dir / LIVE)
     return [path for path in files if path.suffix == ".json" and path.name != _TRAINER]
 
 
