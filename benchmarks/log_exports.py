@@ -36,7 +36,7 @@ def make_log(folder: Path, samples: int) -> None:
     from inspect_ai.solver import generate, user_message
     from inspect_ai.tool import ToolChoice, ToolInfo
 
-    def said(text: str) -> ModelOutput:
+    def make_output(text: str) -> ModelOutput:
         output = ModelOutput.from_content("mockllm", text)
         # Otherwise Inspect would count tokens, by a table that it downloads.
         output.usage = ModelUsage(input_tokens=1, output_tokens=1, total_tokens=2)
@@ -49,11 +49,11 @@ def make_log(folder: Path, samples: int) -> None:
     ) -> ModelOutput:
         assert isinstance(config, GenerateConfig)
         if len(messages) == 1:
-            return said(f"Let me think: {WORDS}")
+            return make_output(f"Let me think: {WORDS}")
         question = messages[0].text
         asked[question] = asked.get(question, 0) + 1
         right = asked[question] == 1
-        return said("the next" if right else "no idea")
+        return make_output("the next" if right else "no idea")
 
     data = [
         Sample(id=i, input=f"What is after {i}? {WORDS}", target="next")

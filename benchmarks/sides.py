@@ -63,7 +63,7 @@ def question(number: int) -> str:
 
 
 @cache
-def spoken(text: str) -> list[int]:
+def encode_reply(text: str) -> list[int]:
     """Return what a policy samples to say a text; that it is encoded is no work of any side."""
     return list(TOKENIZER.encode(f"{text}<|im_end|>", add_special_tokens=False))
 
@@ -165,7 +165,7 @@ def one_turn_ours(**options: Any) -> Side:
 
     async def work() -> None:
         for _ in range(BATCHES):
-            await _roll(dataset.get_batch(0), lambda: Policy([spoken(ANSWER)]))
+            await _roll(dataset.get_batch(0), lambda: Policy([encode_reply(ANSWER)]))
 
     return lambda: cpu_ms(work, EPISODES)
 
@@ -174,7 +174,7 @@ def one_turn_by_hand() -> Side:
     async def work() -> None:
         for _ in range(BATCHES):
             groups = [Builder(lambda: HandWritten(RENDERER)) for _ in range(GROUPS)]
-            await _roll(groups, lambda: Policy([spoken(ANSWER)]))
+            await _roll(groups, lambda: Policy([encode_reply(ANSWER)]))
 
     return lambda: cpu_ms(work, EPISODES)
 
@@ -190,7 +190,7 @@ def one_turn_bridge(source: Path) -> Side:
 
     async def work() -> None:
         for _ in range(BATCHES):
-            await _roll(dataset.get_batch(0), lambda: Policy([spoken(ANSWER)]))
+            await _roll(dataset.get_batch(0), lambda: Policy([encode_reply(ANSWER)]))
 
     return lambda: cpu_ms(work, EPISODES)
 
@@ -227,7 +227,7 @@ async def evaluated(task: Task, script: Any, logging: Logging) -> None:
     assert log.status == "success", log.error
 
 
-def _said(text: str) -> ModelOutput:
+def _make_output(text: str) -> ModelOutput:
     output = ModelOutput.from_content("scripted", text)
     output.usage = ModelUsage(input_tokens=199, output_tokens=141, total_tokens=340)
     return output
@@ -236,7 +236,8 @@ def _said(text: str) -> ModelOutput:
 def one_turn_eval(name: str) -> Side:
     logging = EVALS[name]
     return lambda: cpu_ms(
-        lambda: evaluated(one_turn_task(EPISODES), lambda _: _said(ANSWER), logging), EPISODES
+        lambda: evaluated(one_turn_task(EPISODES), lambda _: _make_output(ANSWER), logging),
+        EPISODES,
     )
 
 
@@ -316,7 +317,7 @@ class ToolWork:
         return Task(dataset=dataset, solver=solver, scorer=includes(), name="pages")
 
     def policy(self) -> Policy:
-        return Policy([spoken(text) for text in self._says])
+        return Policy([encode_reply(text) for text in self._says])
 
     def ours(self) -> list[EnvGroupBuilder]:
         return list(self._dataset.get_batch(0))

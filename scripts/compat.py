@@ -166,7 +166,7 @@ def source() -> str:
     return digest.hexdigest()[:16]
 
 
-def kept(shown_of: str) -> dict[tuple[str, str], Row]:
+def read_kept(shown_of: str) -> dict[tuple[str, str], Row]:
     """Return the results kept from earlier runs, the latest of each release."""
     rows: dict[tuple[str, str], Row] = {}
     for line in KEPT.read_text(encoding="utf-8").splitlines() if KEPT.is_file() else ():
@@ -209,7 +209,7 @@ def main() -> int:
     ]
     FOLDERS.mkdir(exist_ok=True)
     shown_of = source()
-    before = {} if args.again else kept(shown_of)
+    before = {} if args.again else read_kept(shown_of)
 
     def result(name: str, release: str) -> Row:
         if (row := before.get((name, release))) is None:
@@ -225,7 +225,7 @@ def main() -> int:
             rows.append(row)
             print(row, flush=True)
             if args.write:
-                PAGE.write_text(page(_sorted(kept(shown_of).values())), encoding="utf-8")
+                PAGE.write_text(page(_sorted(read_kept(shown_of).values())), encoding="utf-8")
     bad = [f"{row.name} {row.release}" for row in rows if not row.passed]
     print(f"{len(rows)} releases, {len(rows) - len(bad)} pass", *bad, sep="; ")
     return 1 if bad else 0

@@ -384,7 +384,7 @@ HOSTILE = {
 }
 
 
-def sent(side: Side, request: bytes) -> tuple[str, list[bytes]]:
+def send(side: Side, request: bytes) -> tuple[str, list[bytes]]:
     """Send a request; return the status of what comes back, and the events of a stream."""
     received = bytearray()
     with socket.create_connection(("127.0.0.1", side.port), timeout=60) as client:
@@ -402,7 +402,7 @@ def sent(side: Side, request: bytes) -> tuple[str, list[bytes]]:
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_no_request_ends_more_than_its_connection(ours: Side, theirs: Side, kind: str) -> None:
     for request in HOSTILE[kind]:
-        answers = [sent(side, request) for side in (ours, theirs)]
+        answers = [send(side, request) for side in (ours, theirs)]
         # How deep lists may be depends on the stack below.
         assert kind == "closed lists in lists" or answers[0] == answers[1]
         for side in (ours, theirs):

@@ -104,14 +104,14 @@ async def test_bounds_of_several_datasets_do_not_add_up() -> None:
 async def test_a_narrow_bound_waits_until_fewer_are_alive_whoever_they_are() -> None:
     places = Places()
     async with places.place(None), places.place(5):
-        narrow = asyncio.create_task(_held(places, 1))
+        narrow = asyncio.create_task(_hold_place(places, 1))
         await asyncio.sleep(0.01)
         assert not narrow.done()
     async with asyncio.timeout(60):
         await narrow
 
 
-async def _held(places: Places, bound: int) -> None:
+async def _hold_place(places: Places, bound: int) -> None:
     async with places.place(bound):
         pass
 
@@ -119,9 +119,9 @@ async def _held(places: Places, bound: int) -> None:
 async def test_a_cancelled_narrow_waiter_lets_the_wider_ones_pass() -> None:
     places = Places()
     async with places.place(2):
-        narrow = asyncio.create_task(_held(places, 1))
+        narrow = asyncio.create_task(_hold_place(places, 1))
         await asyncio.sleep(0)
-        wide = asyncio.create_task(_held(places, 2))
+        wide = asyncio.create_task(_hold_place(places, 2))
         await asyncio.sleep(0)
         narrow.cancel()
         async with asyncio.timeout(60):

@@ -15,7 +15,7 @@ from inspect_ai.log import EvalLog, EvalSample, read_eval_log
 from inspect_ai.scorer import Score, Target, accuracy, includes
 from inspect_ai.solver import TaskState
 from tests.functions import make_scorer, make_tool
-from tests.logs.rollouts import apart
+from tests.logs.rollouts import run_in_thread
 
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.export.from_logs import LogExportReport, export_logs
@@ -34,7 +34,7 @@ def evaluated(task: Task, script: Script, log_dir: Path, **options: Any) -> Eval
         (log,) = inspect_eval(task, model=model, log_dir=str(log_dir), display="none", **options)
         return read_eval_log(log.location, resolve_attachments="full")
 
-    return apart(run)
+    return run_in_thread(run)
 
 
 def only_sample(task: Task, script: Script, log_dir: Path, **options: Any) -> EvalSample:

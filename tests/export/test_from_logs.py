@@ -29,7 +29,7 @@ from tests.export.logged_runs import (
     sums,
 )
 from tests.functions import make_scorer
-from tests.logs.rollouts import apart, by_word, dataset, roll_out
+from tests.logs.rollouts import by_word, dataset, roll_out, run_in_thread
 
 from inspect_tinker_plugin.cli.export import export_command
 from inspect_tinker_plugin.contracts.errors import ConfigError, ExportError
@@ -264,7 +264,7 @@ def test_a_headline_that_is_a_key_of_a_score_is_the_reward(
 def test_the_headline_of_a_log_with_other_scorers_is_the_reward(tmp_path: Path) -> None:
     task = sums(1, scorer=in_two_parts(), headline_metric="in_two_parts.right")
     log = evaluated(task, lambda request: "0.5", tmp_path / "before")
-    apart(
+    run_in_thread(
         lambda: write_eval_log(
             score(log, as_said(), action="overwrite", display="none"),
             str(tmp_path / "logs" / "scored.eval"),
@@ -465,8 +465,8 @@ def test_the_index_is_that_of_the_summaries_that_inspect_reads(
                 if name != "summaries.json":
                     copy.writestr(name, whole.read(name))
         log = tmp_path / "x.eval"
-    index = apart(lambda: index_logs([str(log)], score=None))
-    read = apart(lambda: read_eval_log_sample_summaries(str(log)))
+    index = run_in_thread(lambda: index_logs([str(log)], score=None))
+    read = run_in_thread(lambda: read_eval_log_sample_summaries(str(log)))
     assert {(entry.id, entry.epoch, entry.reward) for entry in index.entries} == {
         (each.id, each.epoch, reward_of(each.scores or {}, None)) for each in read
     }
@@ -477,7 +477,7 @@ def test_the_index_is_that_of_the_summaries_that_inspect_reads(
 
 
 def command(*arguments: str) -> tuple[int, str]:
-    result = apart(CliRunner().invoke, export_command, list(arguments))
+    result = run_in_thread(CliRunner().invoke, export_command, list(arguments))
     return result.exit_code, " ".join(result.output.split())
 
 

@@ -30,7 +30,7 @@ REPLACED = (
 KILLED = "kill -9 $(grep -la sandbox-tools /proc/[0-9]*/cmdline | cut -d/ -f3)"
 
 
-def said(tool: str, **arguments: str) -> str:
+def call_text(tool: str, **arguments: str) -> str:
     return tool_call(tool, json.dumps(arguments))
 
 
@@ -44,7 +44,7 @@ def episode_of(
         sandbox=SandboxEnvironmentSpec("docker_pool", config),
     )
     [builder] = as_rl_dataset(task, renderer()).get_batch(0)
-    return builder, Words([*script, said("submit", answer="plum")])
+    return builder, Words([*script, call_text("submit", answer="plum")])
 
 
 @pytest.mark.parametrize(
@@ -53,18 +53,18 @@ def episode_of(
         pytest.param(
             text_editor(),
             [
-                said("text_editor", command="create", path="/tmp/a", file_text="a"),
-                said("bash", command=REPLACED),
-                said("text_editor", command="view", path="/tmp/a"),
+                call_text("text_editor", command="create", path="/tmp/a", file_text="a"),
+                call_text("bash", command=REPLACED),
+                call_text("text_editor", command="view", path="/tmp/a"),
             ],
             id="replaced",
         ),
         pytest.param(
             bash_session(),
             [
-                said("bash_session", action="type_submit", input="echo"),
-                said("bash", command=KILLED),
-                said("bash_session", action="type_submit", input="echo"),
+                call_text("bash_session", action="type_submit", input="echo"),
+                call_text("bash", command=KILLED),
+                call_text("bash_session", action="type_submit", input="echo"),
             ],
             id="killed",
         ),
@@ -81,14 +81,14 @@ async def test_who_breaks_inspects_program_has_no_reward(tool: Tool, script: lis
 ANOTHER_USERS_TOOLS = [
     pytest.param(
         bash_session(user="nobody"),
-        [said("bash_session", action="type_submit", input="id -un")],
+        [call_text("bash_session", action="type_submit", input="id -un")],
         id="bash_session",
     ),
     pytest.param(
         text_editor(user="nobody"),
         [
-            said("text_editor", command="create", path="/tmp/a", file_text="nobody"),
-            said("text_editor", command="view", path="/tmp/a"),
+            call_text("text_editor", command="create", path="/tmp/a", file_text="nobody"),
+            call_text("text_editor", command="view", path="/tmp/a"),
         ],
         id="text_editor",
     ),

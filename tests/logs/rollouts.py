@@ -91,10 +91,10 @@ def logs_in(folder: Path) -> list[EvalLog]:
         infos = list_eval_logs(str(folder), descending=False)
         return [read_eval_log(info.name, resolve_attachments="full") for info in infos]
 
-    return apart(read)
+    return run_in_thread(read)
 
 
-def apart(work: Callable[..., T], *arguments: Any) -> T:
+def run_in_thread(work: Callable[..., T], *arguments: Any) -> T:
     """Call in another thread: inside a running event loop, Inspect would patch asyncio."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(work, *arguments).result()

@@ -12,7 +12,6 @@ from inspect_ai.scorer import Score, Target, match, mean
 from inspect_ai.solver import TaskState, generate
 from tests.functions import make_scorer
 from tests.logs.rollouts import (
-    apart,
     by_word,
     dataset,
     figures,
@@ -21,6 +20,7 @@ from tests.logs.rollouts import (
     metrics,
     only_log,
     rewards,
+    run_in_thread,
     samples,
     scorer_called_reward,
     two_turns,
@@ -134,7 +134,7 @@ async def test_the_header_alone_shows_reward_scores_tokens_and_stop_reasons(tmp_
     data = dataset(by_word(2), tmp_path, batch_size=2, reward="score:graded_by_word.right")
     await logged(data, tmp_path, ["1"])
     (info,) = list_eval_logs(str(tmp_path))
-    log = apart(lambda: read_eval_log(info.name, header_only=True))
+    log = run_in_thread(lambda: read_eval_log(info.name, header_only=True))
     assert log.results is not None
     assert log.results.scores[0].name == "reward"
     assert log.results.headline is not None
@@ -146,7 +146,7 @@ async def test_the_header_alone_shows_reward_scores_tokens_and_stop_reasons(tmp_
     rollouts = metrics(log, "rollouts")
     assert (rollouts["graded"], rollouts["stop: completed"], rollouts["datums"]) == (2, 2, 1.0)
     assert log.stats.model_usage["rl/policy"].output_tokens == 4
-    summaries = apart(lambda: read_eval_log_sample_summaries(info.name))
+    summaries = run_in_thread(lambda: read_eval_log_sample_summaries(info.name))
     assert [(one.scores or {})["reward"].value for one in summaries] == [1.0, 0.0]
 
 
@@ -256,14 +256,14 @@ async def test_however_many_metrics_a_rollout_has_summaries_have_them_too(tmp_pa
     assert all(
         {*names} <= {*each["reward_metrics"]} for names, each in zip(scored, seen, strict=True)
     )
-    summaries = apart(read_eval_log_sample_summaries, log.location)
+    summaries = run_in_thread(read_eval_log_sample_summaries, log.location)
     of_summaries = [logs.figures(summary) for summary in summaries]
     assert of_summaries[0] == seen[0]
     missing = seen[1]["metrics"].keys() - of_summaries[1]["metrics"].keys()
     assert missing == {f"score/many_keys.{'long' * 300}"}, "Inspect keeps no name of that length"
     assert of_summaries[1]["reward"] == seen[1]["reward"]
     assert [own_metadata(record) for record in samples(log)] == [own, own]
-    group = apart(read_group, Path(log.location.removeprefix("file://")), 0)
+    group = run_in_thread(read_group, Path(log.location.removeprefix("file://")), 0)
     assert [record.epoch for record in group] == [1, 2], "a run that is continued takes both"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from inspect_ai.log import EvalLog, read_eval_log
 from inspect_ai.model import get_model
-from tests.logs.rollouts import apart, dataset, logs_in, roll_out, samples
+from tests.logs.rollouts import dataset, logs_in, roll_out, run_in_thread, samples
 
 from inspect_tinker_plugin.logs import assemble_pending, trajectory_groups
 from inspect_tinker_plugin.logs.rollout import SAMPLED_KEY
@@ -22,7 +22,7 @@ def rolled(folder: Path) -> EvalLog:
     task = f"{ROOT}/example_tasks/toy.py@letters"
     made = dataset(task, folder, batch_size=1, group_size=2, limit=1)
     roll_out(made.get_batch(0)[0], ["abc", "abcz"])
-    apart(assemble_pending, folder)
+    run_in_thread(assemble_pending, folder)
     (log,) = logs_in(folder)
     return log
 
@@ -33,7 +33,7 @@ def scored(log: EvalLog, target: Path, *options: str) -> EvalLog:
         [*command, "--output-file", str(target)], capture_output=True, text=True, cwd=target.parent
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    made: EvalLog = apart(read_eval_log, str(target))
+    made: EvalLog = run_in_thread(read_eval_log, str(target))
     return made
 
 

@@ -46,7 +46,7 @@ from inspect_ai.model import (
 )
 from inspect_ai.scorer import Score
 from inspect_ai.tool import ToolCall, ToolInfo
-from tests.logs.rollouts import apart
+from tests.logs.rollouts import run_in_thread
 
 from inspect_tinker_plugin.logs.staging import read_part, write_log, write_part
 
@@ -178,10 +178,10 @@ def test_a_record_is_in_the_log_what_it_would_have_been_without_a_part(
         sample.scores = {"reward": Score(value=0.1, answer="x"), **(sample.scores or {})}
         sample.metadata = {**sample.metadata, "policy_step": 3}
     write_log(made_log(), [stored, other], tmp_path / "found.eval")
-    apart(write_eval_log, made_log([first, twice]), str(tmp_path / "expected.eval"))
+    run_in_thread(write_eval_log, made_log([first, twice]), str(tmp_path / "expected.eval"))
     found, expected = entries(tmp_path / "found.eval"), entries(tmp_path / "expected.eval")
     assert found == expected
-    log = apart(read_eval_log, str(tmp_path / "found.eval"))
+    log = run_in_thread(read_eval_log, str(tmp_path / "found.eval"))
     assert log.samples is not None
     assert [sample.epoch for sample in log.samples] == [1, 2]
     assert len(log.samples[0].events) == len(original.events)
@@ -209,7 +209,7 @@ def test_half_pairs_in_model_calls_are_spelt_out(tmp_path: Path) -> None:
     write_part(tmp_path / "part", [sample])
     path = tmp_path / "log.eval"
     write_log(made_log(), read_part(tmp_path / "part"), path)
-    [back] = apart(read_eval_log, str(path)).samples or []
+    [back] = run_in_thread(read_eval_log, str(path)).samples or []
     assert back.messages[0].text == "\\ud83d and \\udc00"
     [event] = back.events
     assert isinstance(event, ModelEvent)

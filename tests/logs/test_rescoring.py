@@ -24,13 +24,13 @@ from inspect_ai.solver import TaskState, generate
 from inspect_ai.util import sandbox
 from tests.functions import make_scorer
 from tests.logs.rollouts import (
-    apart,
     by_word,
     dataset,
     datums,
     logs_in,
     metrics,
     only_log,
+    run_in_thread,
     samples,
     two_turns,
 )
@@ -55,7 +55,7 @@ def rolled(task: Task, folder: Path, words: Sequence[Sequence[str]] = WORDS, **o
     for group, said in zip(batch, words, strict=True):
         with suppress(EpisodeError):
             asyncio.run(do_group_rollout(group, Words(said)))
-    apart(assemble_pending, folder)
+    run_in_thread(assemble_pending, folder)
     return only_log(folder)
 
 
@@ -386,7 +386,7 @@ def test_a_log_without_rewards_and_its_own_folder_are_refused(tmp_path: Path) ->
         )
         return str(log.location)
 
-    other = apart(run)
+    other = run_in_thread(run)
     with pytest.raises(ConfigError, match=r"is no log of rollouts.*`inspect score`"):
         asyncio.run(rescore([other], Rescoring(output=tmp_path / "new")))
     with pytest.raises(ConfigError, match="is the folder of"):
@@ -410,7 +410,7 @@ def test_the_command_says_what_failed(tmp_path: Path, capsys: pytest.CaptureFixt
     options = ["rescore", str(tmp_path / "old"), "-o", str(tmp_path / "new"), "--failed"]
     _warned.clear()
     with pytest.raises(SystemExit) as left:
-        apart(lambda: rl(options, standalone_mode=False))
+        run_in_thread(lambda: rl(options, standalone_mode=False))
     assert left.value.code == 3
     said = capsys.readouterr()
     assert "sample s0, epoch 2: the scorers needs_judge were run again and failed" in said.err

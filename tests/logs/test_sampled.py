@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from inspect_ai.log import read_eval_log
-from tests.logs.rollouts import apart, by_word, dataset, datums, logs_in, samples
+from tests.logs.rollouts import by_word, dataset, datums, logs_in, run_in_thread, samples
 from tests.rl.policies import Words, tool_call
 from tests.rl.tasks import adding
 from tinker_cookbook import completers
@@ -62,7 +62,7 @@ def test_datums_of_a_log_are_those_of_the_training(options: dict[str, Any], tmp_
         asyncio.run(do_group_rollout(group, policy))
         for group, policy in zip(batch, policies, strict=True)
     ]
-    apart(assemble_pending, tmp_path)
+    run_in_thread(assemble_pending, tmp_path)
     (log,) = logs_in(tmp_path)
     read = trajectory_groups(samples(log))
     assert [group.get_total_rewards() for group in read] == [
@@ -87,7 +87,7 @@ def test_metrics_of_turns_are_in_a_log_with_the_mask_of_those_not_trained_on(
     (group, *_) = dataset(adding(), tmp_path, batch_size=1, group_size=2).get_batch(0)
     said = [tool_call("add", "{not json"), "1", tool_call("add", '{"x":1,"y":0}'), "0"]
     played = asyncio.run(do_group_rollout(group, Unsure(said), Masking()))
-    apart(assemble_pending, tmp_path)
+    run_in_thread(assemble_pending, tmp_path)
     read = trajectory_groups(samples(logs_in(tmp_path)[0]))
     made, _ = datums([played])
     sampled = [
@@ -105,7 +105,7 @@ def test_actions_of_a_log_have_the_ids_that_the_server_gave_them(
 ) -> None:
     (group,) = dataset(by_word(1), tmp_path, batch_size=1, group_size=2).get_batch(0)
     played = asyncio.run(do_group_rollout(group, Served(["2", "no", "some", "4"])))
-    apart(assemble_pending, tmp_path)
+    run_in_thread(assemble_pending, tmp_path)
     monkeypatch.setattr(completers, "TokensWithLogprobs", Identified)
     (read,) = trajectory_groups(samples(logs_in(tmp_path)[0]))
     said, again = (
@@ -120,7 +120,7 @@ def test_a_rollout_that_the_trainer_did_not_get_keeps_nothing(tmp_path: Path) ->
     (group,) = dataset(by_word(1), tmp_path, batch_size=1, group_size=1).get_batch(0)
     with pytest.raises(Exception, match="the scorer is broken"):
         asyncio.run(do_group_rollout(group, Unsure(["crash"])))
-    apart(assemble_pending, tmp_path)
+    run_in_thread(assemble_pending, tmp_path)
     (record,) = samples(logs_in(tmp_path)[0])
     assert SAMPLED_KEY not in record.store
     assert trajectory(record) is None
@@ -130,6 +130,8 @@ def test_a_rollout_that_the_trainer_did_not_get_keeps_nothing(tmp_path: Path) ->
 def test_a_log_needs_no_attachments_for_it(tmp_path: Path) -> None:
     (group,) = dataset(by_word(1), tmp_path, batch_size=1, group_size=1).get_batch(0)
     played = asyncio.run(do_group_rollout(group, Unsure(["2 " * 99])))
-    apart(assemble_pending, tmp_path)
+    run_in_thread(assemble_pending, tmp_path)
     (path,) = tmp_path.glob("*.eval")
-    assert datums(trajectory_groups(samples(apart(read_eval_log, path)))) == datums([played])
+    assert datums(trajectory_groups(samples(run_in_thread(read_eval_log, path)))) == datums(
+        [played]
+    )

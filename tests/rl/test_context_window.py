@@ -105,7 +105,7 @@ async def roll(
     return group, sampler, envs[0]
 
 
-def told(script: Sequence[str | None]) -> list[ModelOutput]:
+def make_outputs(script: Sequence[str | None]) -> list[ModelOutput]:
     """Write what an eval's model says: the same replies, and a model API's answer to the others."""
     outputs = []
     for line in script:
@@ -137,7 +137,7 @@ def shown(messages: Sequence[ChatMessage]) -> list[tuple[str, str]]:
 async def test_a_call_over_the_window_ends_as_in_an_eval(name: str) -> None:
     made, script = SOLVERS[name]
     group, sampler, env = await roll(made(), script)
-    model = get_model("mockllm/model", custom_outputs=told(script), memoize=False)
+    model = get_model("mockllm/model", custom_outputs=make_outputs(script), memoize=False)
     [log] = await eval_async(task(made()), model=model, log_dir="memory://over")
     assert log.status == "success", log.error
     assert log.samples is not None

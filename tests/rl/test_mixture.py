@@ -81,7 +81,7 @@ async def roll_out(data: RLDataset, batch: int) -> dict[str, float]:
     return compute_trajectory_metrics(list(groups), [b.logging_tags() for b in builders])
 
 
-def told(log: EvalLog) -> tuple[Any, ...]:
+def summarize(log: EvalLog) -> tuple[Any, ...]:
     known = log.eval.metadata or {}
     samples = {sample.metadata["inspect_rl"]["policy_step"] for sample in log.samples or []}
     assert samples == {known["policy_step"]} == {log.eval.model_args["policy_step"]}
@@ -92,7 +92,7 @@ async def test_every_task_has_a_true_log_of_each_batch(tmp_path: Path) -> None:
     data = mixture(tmp_path, group_size=2)
     steps = [await roll_out(data, batch) for batch in range(3)]
     assemble_pending(tmp_path)
-    assert sorted(told(log) for log in logs_in(tmp_path)) == [
+    assert sorted(summarize(log) for log in logs_in(tmp_path)) == [
         *[("arithmetic", step, 2, 2, "success") for step in range(3)],
         *[("by_word", step, 1, 1, "success") for step in range(3)],
     ]
@@ -120,7 +120,7 @@ async def test_a_resumed_mixture_continues_with_its_groups_and_steps(tmp_path: P
     assert named(data.get_batch(2)) == named(mixture().get_batch(2))
     await roll_out(data, 2)
     assemble_pending(tmp_path / "rollouts" / "train")
-    assert sorted(told(log) for log in logs_in(tmp_path)) == [
+    assert sorted(summarize(log) for log in logs_in(tmp_path)) == [
         ("arithmetic", 2, 2, 2, "success"),
         ("by_word", 2, 1, 1, "success"),
     ]
@@ -131,7 +131,9 @@ async def test_over_a_second_pass_of_the_trainer_steps_go_on(tmp_path: Path) -> 
     for step in range(len(data) + 2):
         await roll_out(data, step % len(data))
     assemble_pending(tmp_path)
-    steps = sorted(step for task, step, *_ in map(told, logs_in(tmp_path)) if task == "by_word")
+    steps = sorted(
+        step for task, step, *_ in map(summarize, logs_in(tmp_path)) if task == "by_word"
+    )
     assert steps == list(range(len(data) + 2))
 
 
@@ -162,7 +164,7 @@ async def test_the_cookbooks_interleaving_is_logged_without_a_step(
     assemble_pending(tmp_path / "train")
     logs = logs_in(tmp_path)
     assert len(logs) == 12
-    assert {told(log)[1:] for log in logs} == {(None, 1, 1, "success")}
+    assert {summarize(log)[1:] for log in logs} == {(None, 1, 1, "success")}
     known = [log.eval.metadata or {} for log in logs]
     assert {(each["batch"], each["visit"]) for each in known} == {(None, None)}
 

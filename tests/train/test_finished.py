@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.logs import rollouts
-from tests.logs.rollouts import apart, datums, figures, logs_in, samples
+from tests.logs.rollouts import datums, figures, logs_in, run_in_thread, samples
 from tests.logs.test_sampled import Unsure
 from tests.rl.policies import Words
 from tests.train.runs import toy_request
@@ -65,7 +65,7 @@ def save(run: Path, step: int) -> None:
         file.write(json.dumps(row) + "\n")
 
 
-def taken(config: Any) -> list[str]:
+def list_taken(config: Any) -> list[str]:
     strategy = config.effective_rollout_strategy()
     return sorted(strategy.logs) if isinstance(strategy, UseFinished) else []
 
@@ -80,7 +80,7 @@ def test_finished_groups_are_used_again_and_the_others_run(
     before = records(tmp_path)
     assert len(before) == 6
     config = resume(config_of(tmp_path, options={"seed": 3, **options}), 0)
-    assert taken(config) == ["by_word/0", "by_word/2"]
+    assert list_taken(config) == ["by_word/0", "by_word/2"]
     data = dataset_of(config)
     batch = pickle.loads(pickle.dumps(data.get_batch(0)))
     policies = [Unsure(lines) for lines in LINES]
@@ -97,7 +97,7 @@ def test_finished_groups_are_used_again_and_the_others_run(
 
 
 def logs_after(run: Path) -> list[Any]:
-    apart(assemble_pending, run / "rollouts" / "train")
+    run_in_thread(assemble_pending, run / "rollouts" / "train")
     return logs_in(run / "rollouts" / "train")
 
 
@@ -114,7 +114,7 @@ def test_stopped_again_before_it_is_done_it_still_has_all(tmp_path: Path) -> Non
     first = play_some(tmp_path, 0)
     (second,) = play_some(tmp_path, 1)  # and it never came to the first group
     config = resume(config_of(tmp_path), 0)
-    assert taken(config) == ["by_word/0", "by_word/1"]
+    assert list_taken(config) == ["by_word/0", "by_word/1"]
     batch = dataset_of(config).get_batch(0)
     silent = Unsure([])
     again = [play(config, group, silent) for group in batch[:2]]
@@ -127,7 +127,7 @@ def test_groups_that_have_sampled_nothing_run_again(tmp_path: Path) -> None:
     over_window: dict[str, Any] = {"options": {"context_window": 2}}
     (group,) = play_some(tmp_path, 0, **over_window)
     assert not any(each.ac.tokens for t in group.trajectories_G for each in t.transitions)
-    assert taken(resume(config_of(tmp_path, **over_window), 0)) == []
+    assert list_taken(resume(config_of(tmp_path, **over_window), 0)) == []
 
 
 @pytest.mark.parametrize(
@@ -142,9 +142,9 @@ def test_groups_that_have_sampled_nothing_run_again(tmp_path: Path) -> None:
 )
 def test_with_other_options_all_groups_run(changes: dict[str, Any], tmp_path: Path) -> None:
     play_some(tmp_path, 0, 1)
-    assert taken(resume(config_of(tmp_path, **changes), 0)) == []
+    assert list_taken(resume(config_of(tmp_path, **changes), 0)) == []
     # Those of the first options are not used either if it has them again: what began last counts.
-    assert taken(resume(config_of(tmp_path), 0)) == []
+    assert list_taken(resume(config_of(tmp_path), 0)) == []
 
 
 def test_with_another_file_of_the_task_all_groups_run(tmp_path: Path) -> None:
@@ -152,28 +152,28 @@ def test_with_another_file_of_the_task_all_groups_run(tmp_path: Path) -> None:
     file.write_text(Path(rollouts.__file__).read_text())
     play_some(tmp_path / "run", 0, task=f"{file}@by_word")
     file.write_text(file.read_text() + "\n# changed\n")
-    assert taken(resume(config_of(tmp_path / "run", task=f"{file}@by_word"), 0)) == []
+    assert list_taken(resume(config_of(tmp_path / "run", task=f"{file}@by_word"), 0)) == []
 
 
 def test_only_groups_of_the_checkpoints_weights_are_used(tmp_path: Path) -> None:
     play_some(tmp_path, 0, 1, 2)
     play_some(tmp_path, 0, 1, 2, step=1)
     config = resume(config_of(tmp_path), 0)
-    assert len(taken(config)) == 3, "those of step 1 were sampled with weights that are lost"
+    assert len(list_taken(config)) == 3, "those of step 1 were sampled with weights that are lost"
     batch = dataset_of(config).get_batch(1)
     policy = Unsure(LINES[0])
     play(config, batch[0], policy)
     assert policy.prompts
     save(tmp_path, 1)
-    assert taken(resume(config_of(tmp_path), 1)) == ["by_word/0"]
+    assert list_taken(resume(config_of(tmp_path), 1)) == ["by_word/0"]
 
 
 def test_groups_of_the_test_set_and_of_the_asynchronous_loop_always_run(tmp_path: Path) -> None:
     play_some(tmp_path, 0)
     fast = ("async_config.max_steps_off_policy=1", "async_config.groups_per_batch=3")
-    assert taken(resume(config_of(tmp_path), 0)) == ["by_word/0"]
+    assert list_taken(resume(config_of(tmp_path), 0)) == ["by_word/0"]
     asynchronous = config_of(tmp_path, overrides=fast, rollout_timeout=0)
-    assert taken(resume(asynchronous, 0)) == []
+    assert list_taken(resume(asynchronous, 0)) == []
 
 
 def test_a_damaged_log_costs_only_its_own_groups(tmp_path: Path) -> None:
@@ -185,4 +185,4 @@ def test_a_damaged_log_costs_only_its_own_groups(tmp_path: Path) -> None:
     policy = Unsure(LINES[0])
     play(config, batch[0], policy)
     assert len(policy.prompts) == 3
-    assert taken(resume(config_of(tmp_path), 0)) == ["by_word/0"], "that of the new log"
+    assert list_taken(resume(config_of(tmp_path), 0)) == ["by_word/0"], "that of the new log"

@@ -44,7 +44,12 @@ from inspect_tinker_plugin.episode.monitors import SampleHooks
 from inspect_tinker_plugin.episode.sandbox import sample_sandboxes
 from inspect_tinker_plugin.episode.stages import SampleRecord, Scoring, Solving
 from inspect_tinker_plugin.episode.task import PreparedTask
-from inspect_tinker_plugin.processes.loops import contain, is_being_cancelled, run_bounded, stray
+from inspect_tinker_plugin.processes.loops import (
+    contain,
+    is_being_cancelled,
+    run_bounded,
+    wrap_cancelled,
+)
 
 logger = getLogger(__name__)
 
@@ -146,7 +151,7 @@ class SampleRun:
         except asyncio.CancelledError as error:
             if is_being_cancelled():
                 raise
-            record.fail(stray("a part of it", error), self._phase)
+            record.fail(wrap_cancelled("a part of it", error), self._phase)
         except Exception as error:
             record.fail(error, self._phase)
         finally:

@@ -33,7 +33,7 @@ from inspect_tinker_plugin.processes.loops import (
     contain,
     is_being_cancelled,
     raised_by,
-    stray,
+    wrap_cancelled,
 )
 
 logger = getLogger(__name__)
@@ -179,7 +179,7 @@ class Scoring:
         except asyncio.CancelledError as error:
             if is_being_cancelled():
                 raise
-            record.fail(stray("the scorer", error), Cause.SCORER)
+            record.fail(wrap_cancelled("the scorer", error), Cause.SCORER)
         except Exception as error:
             is_limit = budget and isinstance(error, LimitExceededError)
             late = started + budget / 2 if budget and is_limit else None

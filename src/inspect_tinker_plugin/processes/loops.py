@@ -34,7 +34,7 @@ def is_being_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def stray(what: str, error: asyncio.CancelledError) -> RuntimeError:
+def wrap_cancelled(what: str, error: asyncio.CancelledError) -> RuntimeError:
     """Turn a ``CancelledError`` that nobody asked for into an ordinary error."""
     wrapped = RuntimeError(f"{what} {NOT_BY_THE_EPISODE}")
     wrapped.__cause__ = error

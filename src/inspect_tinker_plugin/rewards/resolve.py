@@ -33,7 +33,7 @@ from inspect_tinker_plugin.processes.loops import (
     raised_by,
     run_bounded,
     settle,
-    stray,
+    wrap_cancelled,
 )
 from inspect_tinker_plugin.rewards.scores import ScoreReward, Term
 
@@ -91,7 +91,7 @@ async def _limit(work: Awaitable[Any], timeout: float | None) -> Any:
     except asyncio.CancelledError as ex:
         if is_being_cancelled():
             raise
-        raise stray("it", ex) from ex
+        raise wrap_cancelled("it", ex) from ex
 
 
 async def _in_thread(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:

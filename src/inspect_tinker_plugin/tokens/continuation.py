@@ -152,7 +152,7 @@ class Turns:
         while ways:
             match = ways.pop()
             onwards = (
-                self._onwards(match, messages[match.known], keys[match.known], dialect)
+                self._find_further(match, messages[match.known], keys[match.known], dialect)
                 if match.known < len(messages)
                 else ()
             )
@@ -161,7 +161,7 @@ class Turns:
                 ends.append(match)
         return max(ends, key=_rank)
 
-    def _onwards(
+    def _find_further(
         self, match: Match, message: ChatMessage, key: MessageKey, dialect: Dialect | None
     ) -> list[Match]:
         """Return the places that a message leads to, as it is or as the reply of a turn."""

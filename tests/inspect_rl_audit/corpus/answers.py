@@ -73,7 +73,7 @@ RIVERS = {"Vienna": ["Danube", "Donau"], "Cologne": ["Rhine", "Rhein"], "Rome": 
 HOLE = Sample(id="hole", input="What is the capital of Atlantis?", target="")
 
 
-def asked(question: str, answers: Mapping[Any, str | list[str]]) -> list[Sample]:
+def ask_alike(question: str, answers: Mapping[Any, str | list[str]]) -> list[Sample]:
     """Samples by their ids, all asked in the same words."""
     return [
         Sample(id=id, input=question.format(id), target=target) for id, target in answers.items()
@@ -81,7 +81,7 @@ def asked(question: str, answers: Mapping[Any, str | list[str]]) -> list[Sample]
 
 
 def capitals() -> list[Sample]:
-    return asked("What is the capital of {}?", CAPITALS)
+    return ask_alike("What is the capital of {}?", CAPITALS)
 
 
 def sums() -> list[Sample]:
@@ -240,7 +240,7 @@ judged(
     lambda s, t: re.search(rf"\b{t}\s*$", s) is not None,
     "gold-fails",
     probe="gold",
-    samples=lambda: asked(
+    samples=lambda: ask_alike(
         "Which language has number {}?",
         dict(enumerate(["Ada", "Rust", "Haskell", "C (99)", "Lisp", "Zig"])),
     ),
@@ -254,7 +254,7 @@ def one_target_is_empty_and_any_word_counts() -> Task:
 
 @planted("catch-all-answer", probes=["baselines"])
 def letters_anywhere() -> Task:
-    samples = asked(
+    samples = ask_alike(
         "Statement {}: is it right, yes or no?", {n: ("yes", "no")[n % 2] for n in range(8)}
     )
     return Task(dataset=samples, scorer=includes())
@@ -294,7 +294,7 @@ def it_thinks_it_over() -> Task:
 
 @planted("alternative-fails", probes=["gold"])
 def only_the_first_target() -> Task:
-    samples = asked("Name the river of {}.", {k: RIVERS[k] for k in ("Vienna", "Cologne")})
+    samples = ask_alike("Name the river of {}.", {k: RIVERS[k] for k in ("Vienna", "Cologne")})
     judge = scoring_state(lambda state, target: target[0] in state.output.completion)
     return Task(dataset=samples, scorer=judge)
 
@@ -469,7 +469,7 @@ def reading_is_copying() -> Task:
 @planted("constant-answer", probes=["baselines"])
 def nearly_always_yes() -> Task:
     answers = {n: "no" if n == 3 else "yes" for n in range(10)}
-    samples = asked("Does statement number {} hold?", answers)
+    samples = ask_alike("Does statement number {} hold?", answers)
     return Task(dataset=samples, scorer=match(location="end"))
 
 
@@ -633,11 +633,11 @@ def clean_agent() -> Task:
 def clean_overlap() -> Task:
     """Some of the words of an answer pay a part; too many words cost."""
     names = ["Jane Austen", "Leo Tolstoy", "Toni Morrison", "Lu Xun", "Ama Ata Aidoo"]
-    return Task(dataset=asked("Who wrote book {}?", dict(enumerate(names))), scorer=f1())
+    return Task(dataset=ask_alike("Who wrote book {}?", dict(enumerate(names))), scorer=f1())
 
 
 def clean_several_targets() -> Task:
-    return Task(dataset=asked("The river of {}?", RIVERS), scorer=match(location="exact"))
+    return Task(dataset=ask_alike("The river of {}?", RIVERS), scorer=match(location="exact"))
 
 
 def clean_ten_points() -> Task:
@@ -681,7 +681,7 @@ def clean_numbers_of_questions() -> Task:
         return bool(numbers) and abs(float(numbers[-1]) - float(target)) <= 0.01 * float(target)
 
     constants = [3.14, 2.718, 1.618, 0.577, 1.414, 9.81, 6.022, 8.314]
-    samples = asked("What is constant number {}?", dict(enumerate(map(str, constants))))
+    samples = ask_alike("What is constant number {}?", dict(enumerate(map(str, constants))))
     return Task(dataset=samples, scorer=scoring(judge))
 
 
