@@ -101,7 +101,7 @@ async def measure(episodes: int) -> None:
 
     engine = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", __spec__.name, "model"),
-        json.dumps(sides.spoken(sides.ANSWER)),
+        json.dumps(sides.encode_reply(sides.ANSWER)),
         stdout=asyncio.subprocess.PIPE,
     )
     assert engine.stdout is not None

@@ -35,7 +35,7 @@ class Patient(TokenCompleter):
         if not self._left:
             self.everybody.set()
         await self._go_on.wait()
-        reply = sides.spoken(sides.ANSWER)
+        reply = sides.encode_reply(sides.ANSWER)
         return TokensWithLogprobs(tokens=reply, maybe_logprobs=[0.0] * len(reply))
 
 
