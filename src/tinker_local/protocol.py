@@ -261,7 +261,7 @@ class TinkerProtocol:
     async def _checked_base_model(self, request: Request) -> Response:
         body = await _read(request)
         if base_model := body.get("base_model"):
-            body["base_model"] = self._served(base_model)
+            body["base_model"] = self._require_served(base_model)
             if body.get("model_path"):  # weights of it; SkyRL takes one of the two
                 del body["base_model"]
         return await self._forward(request, request.scope["path"].removeprefix("/api/v1"), body)
@@ -273,7 +273,7 @@ class TinkerProtocol:
             return _refuse(f"this local server has no weights {path} to sample from", 404)
         return await self._checked_base_model(request)
 
-    def _served(self, base_model: str) -> str:
+    def _require_served(self, base_model: str) -> str:
         if Path(base_model).absolute() != Path(self.model):
             raise WireError(f"this local server serves {self.model}, not {base_model}")
         return self.model
@@ -292,7 +292,7 @@ class TinkerProtocol:
             if body.pop(name, None):
                 raise WireError(f"the local server does not support {name}")
         if base_model := body.get("base_model"):
-            body["base_model"] = self._served(base_model)
+            body["base_model"] = self._require_served(base_model)
         params = body.get("sampling_params", {})
         if isinstance(params.get("stop"), str):
             params["stop"] = [params["stop"]]
@@ -338,7 +338,7 @@ class TinkerProtocol:
                 return info
             wanted = {
                 "session_id": session,
-                "base_model": self._served(_parse(info)["base_model"]),
+                "base_model": self._require_served(_parse(info)["base_model"]),
                 "lora_config": {"rank": _parse(info)["lora_rank"]},
             }
             created = await self._forward(request, "/create_model", wanted)

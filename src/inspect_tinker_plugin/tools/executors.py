@@ -286,15 +286,15 @@ def _resolve(spec: ToolExecutorSpec) -> ToolExecutor | ToolFunction | None:
         return None
     if isinstance(spec, str):
         built = build_from("inspect_rl_tool_executors", spec)
-        checked = _checked(built.value, spec, built.origin)
+        checked = _check_executor(built.value, spec, built.origin)
         return ResolvedToolExecutor(spec, checked, built.origin) if built.origin else checked
     if isinstance(spec, Mapping):
         routes = {str(pattern): _resolve(inner) for pattern, inner in spec.items()}
         return RoutedExecutor({p: e or InspectExecutor() for p, e in routes.items()})
-    return _checked(spec, spec)
+    return _check_executor(spec, spec)
 
 
-def _checked(executor: Any, spec: object, origin: str = "") -> ToolExecutor | ToolFunction:
+def _check_executor(executor: Any, spec: object, origin: str = "") -> ToolExecutor | ToolFunction:
     call = getattr(executor, "__call__", None)  # noqa: B004
     if isinstance(executor, type) or not any(map(inspect.iscoroutinefunction, (executor, call))):
         raise ConfigError(
