@@ -5,14 +5,23 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
+import socket
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
+import psutil
 import pytest
 from tests.agents.sandboxed import free_port
 from tests.rl.policies import TOKENIZER, Words
 from tests.serve.engine import serving
+from tests.waiting import until
+
+from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.serve.app import run_server
 
 TASK = f"{Path(__file__).parents[1]}/rl/tasks.py@arithmetic"
 
@@ -21,6 +30,80 @@ async def get(url: str) -> tuple[int, str]:
     # A connection of its own, which any of the workers may take.
     async with aiohttp.ClientSession() as client, client.get(url) as answer:
         return answer.status, await answer.text()
+
+
+@asynccontextmanager
+async def command(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    server = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "inspect_tinker_plugin", "serve", *arguments),
+        *("--tokenizer", str(TOKENIZER), "--renderer", "qwen3_instruct"),
+        stderr=asyncio.subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # as a background job
+    )
+    try:
+        yield server
+    finally:
+        if server.returncode is None:
+            server.kill()
+            await server.wait()
+
+
+async def read_until(server: asyncio.subprocess.Process, text: str, times: int) -> str:
+    assert server.stderr is not None
+    log = ""
+    while log.count(text) < times:
+        line = await server.stderr.readline()
+        assert line, log
+        log += line.decode()
+    return log
+
+
+@pytest.mark.slow
+async def test_workers_end_when_their_parent_is_killed() -> None:
+    port = str(free_port())
+    async with command(TASK, "--port", port, "--workers", "2") as server:
+        await read_until(server, "Application startup complete", 2)
+        workers = psutil.Process(server.pid).children()
+        server.kill()
+        await until(lambda: not any(map(is_running, workers)), seconds=180)
+    with socket.socket() as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        again.bind(("127.0.0.1", int(port)))
+
+
+def is_running(process: psutil.Process) -> bool:
+    return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_a_task_that_cannot_be_served_is_an_error_of_the_command(workers: str) -> None:
+    task = TASK.replace("arithmetic", "missing")
+    async with command(task, "--port", "0", "--workers", workers) as server:
+        _, log = await server.communicate()
+    assert server.returncode == 1
+    assert re.search("^Error: .*missing", log.decode(), re.MULTILINE)
+    assert "Traceback" not in log.decode()
+
+
+@pytest.mark.slow
+async def test_the_exit_code_of_a_background_job_names_the_signal() -> None:
+    async with command(TASK, "--port", "0") as server:
+        await read_until(server, "Application startup complete", 1)
+        server.terminate()
+        _, log = await server.communicate()
+    assert server.returncode == 128 + signal.SIGTERM, log
+    assert b"Error" not in log
+
+
+async def test_an_address_that_cannot_be_opened_is_an_error() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        where: Any = {"host": "127.0.0.1", "port": port, "workers": 1, "opened": print}
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port} cannot be opened: Address"):
+            run_server(lambda: pytest.fail("loaded"), token=None, patience=1, **where)
 
 
 @pytest.mark.slow
@@ -40,7 +123,7 @@ async def test_workers_share_an_address_and_sigterm_waits_for_their_episodes(wor
         try:
             log = ""
             while not (
-                log.count("Application startup complete") == workers and "Uvicorn running" in log
+                log.count("Application startup complete") == workers and "serving on" in log
             ):
                 line = await server.stderr.readline()
                 assert line, log
@@ -61,7 +144,7 @@ async def test_workers_share_an_address_and_sigterm_waits_for_their_episodes(wor
                 rollouts = (await answer.json())["rollouts"]
                 assert [each["reward"] for each in rollouts] == [1.0]
             await server.stderr.read()
-            assert await server.wait() in (0, 128 + signal.SIGTERM)
+            assert await server.wait() == 128 + signal.SIGTERM
         finally:
             if server.returncode is None:
                 server.kill()

@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from tests.serve.test_service import CALL, FORKS, SUBMIT, tree
 from tests.waiting import until
 
 from inspect_tinker_plugin.cli.serve import serve_command
+from inspect_tinker_plugin.serve import processes
 from inspect_tinker_plugin.serve.app import JsonFormatter
 from inspect_tinker_plugin.serve.host import FIELDS, Limits
 
@@ -285,29 +286,84 @@ async def test_what_there_is_not_is_a_400(change: Any, message: str) -> None:
     assert message in answer["detail"]
 
 
-def test_sigterm_waits_for_episodes_and_readiness_ends_first() -> None:
-    stopped: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
+@pytest.fixture
+def stopped() -> Iterator[list[int]]:
+    """The signals that reach the server, whose handler this is."""
+    reached: list[int] = []
+    before = {number: signal.getsignal(number) for number in processes.SIGNALS}
+    for number in before:
+        signal.signal(number, lambda number, frame: reached.append(number))
+    yield reached
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
+
+ONE = {"task": "arithmetic", "sample": "s0", "size": 1}
+
+
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_waits_for_episodes_and_readiness_ends_first(
+    stopped: list[int], by: signal.Signals
+) -> None:
     async def run() -> None:
         slow = Words(["1"], delay_s=0.5)
         async with serving(slow) as url, hosted(arithmetic(), sampler=url) as served:
             assert (await served.get("/ready"))[0] == 200
-            body = {"task": "arithmetic", "sample": "s0", "size": 1}
-            running = asyncio.create_task(served.post("/v1/rollouts", body))
+            running = asyncio.create_task(served.post("/v1/rollouts", ONE))
             await until(lambda: served.host.running == 1)
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), by)
+            os.kill(os.getpid(), by)  # as `timeout` does, to the process and to its group
             await until(lambda: served.host.draining)
             assert (await served.get("/ready"))[0] == 503
-            assert (await served.post("/v1/rollouts", body))[0] == 503
+            assert (await served.post("/v1/rollouts", ONE))[0] == 503
             assert not stopped
             assert (await running)[0] == 200
+            await until(lambda: stopped == [by])
+
+    asyncio.run(run())
+
+
+def test_episodes_that_wait_are_refused_by_a_signal_and_a_second_one_ends_those_that_run(
+    stopped: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "SAME_SECONDS", -1.0)
+
+    async def run() -> None:
+        hanging = Words(["1"], delay_s=3600)
+        limits = Limits(max_episodes=1)
+        async with (
+            serving(hanging) as url,
+            hosted(arithmetic(), sampler=url, limits=limits) as served,
+        ):
+            running = asyncio.create_task(served.post("/v1/rollouts", ONE))
+            await until(lambda: served.host.running == 1)
+            waiting = asyncio.create_task(served.post("/v1/rollouts", ONE))
+            await until(lambda: served.host.waiting == 1)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert await waiting == (503, {"detail": "the server is about to stop"})
+            assert not stopped
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert await running == (503, {"detail": "the server has stopped"})
+            await until(lambda: bool(stopped))
+            assert served.host.running == served.host.waiting == 0
+
+    asyncio.run(run())
+
+
+def test_episodes_are_ended_when_their_time_after_a_signal_is_over(stopped: list[int]) -> None:
+    async def run() -> None:
+        hanging = Words(["1"], delay_s=3600)
+        async with (
+            serving(hanging) as url,
+            hosted(arithmetic(), sampler=url, patience=0.1) as served,
+        ):
+            running = asyncio.create_task(served.post("/v1/rollouts", ONE))
+            await until(lambda: served.host.running == 1)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert await running == (503, {"detail": "the server has stopped"})
             await until(lambda: bool(stopped))
 
-    try:
-        asyncio.run(run())
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    asyncio.run(run())
 
 
 async def test_an_episode_is_a_line_of_json_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

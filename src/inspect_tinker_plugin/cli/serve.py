@@ -101,14 +101,17 @@ def serve_command(**choices: Any) -> None:
             "pip install 'inspect-tinker-plugin[serve]'"
         ) from error
     token = read_token(choices)
-    settings = {name: choices.pop(name) for name in ("port", "host", "workers")}
+    host, port, workers = (choices.pop(name) for name in ("host", "port", "workers"))
     patience = choices.pop("drain_timeout")
-    make_host = partial(load_host, choices)
-    if settings["workers"] == 1:
-        host = make_host()  # a task that cannot be served is an error of this command
-        make_host = partial(lambda: host)
-    click.echo(f"serving on http://{settings['host']}:{settings['port']}", err=True)
-    run_server(make_host, token=token, patience=patience, **settings)
+    run_server(
+        partial(load_host, choices),
+        token=token,
+        patience=patience,
+        workers=workers,
+        host=host,
+        port=port,
+        opened=lambda port: click.echo(f"serving on http://{host}:{port}", err=True),
+    )
 
 
 def read_token(choices: dict[str, Any]) -> str | None:

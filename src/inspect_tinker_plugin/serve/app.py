@@ -17,7 +17,8 @@ import json
 import logging
 import secrets
 import signal
-import threading
+import socket
+import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -30,13 +31,13 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, ConfigDict
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.supervisors import Multiprocess
 
 from inspect_tinker_plugin.agents.api import is_local
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.rl.env import wait_to_start
 from inspect_tinker_plugin.serve import gym, openenv
 from inspect_tinker_plugin.serve.host import FIELDS, BusyError, Host, TooLongError
+from inspect_tinker_plugin.serve.processes import ended_by_signals, run_workers
 from inspect_tinker_plugin.serve.results import write_json, write_result
 from inspect_tinker_plugin.serve.samplers import LentSampler
 
@@ -53,6 +54,9 @@ MAX_AGGREGATED = 2**26
 
 MAX_SECONDS = 60
 """Seconds until a request has arrived as a whole."""
+
+ANSWER_SECONDS = 30
+"""Seconds in which a server that ends releases sandboxes and answers."""
 
 STATUSES = {BusyError: 503, TooLongError: 504, ConfigError: 400, WebSocketDisconnect: 499}
 """Status by error; that of a request whose client went away reaches nobody."""
@@ -180,14 +184,14 @@ def create_app(
     Args:
         make_host: Loads the tasks; called when the server starts, in each of its processes.
         token: What clients send as ``Authorization: Bearer TOKEN``, if they must.
-        patience: Seconds that running episodes have after SIGTERM.
+        patience: Seconds that running episodes have after a signal.
     """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with make_host() as app.state.host:
-            drain_first(app.state.host, patience)
-            yield
+            with ended_by_signals(app.state.host, patience):
+                yield
 
     app = FastAPI(title="inspect rl serve", lifespan=lifespan, openapi_url=None)
     app.add_middleware(Gate, token=token)
@@ -333,36 +337,6 @@ def _wrap_observation(observation: dict[str, Any]) -> dict[str, Any]:
     return {"observation": observation, "reward": None, "done": False}
 
 
-def drain_first(host: Host, patience: float) -> None:
-    """Let running episodes end before the first SIGTERM stops this process; a second one stops it.
-
-    It keeps the handler of the server, which answers no new request once it is called.
-
-    Args:
-        host: What runs.
-        patience: Seconds that it waits.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return
-    loop = asyncio.get_running_loop()
-    stop: Any = signal.getsignal(signal.SIGTERM)
-    draining: list[asyncio.Task[None]] = []
-
-    async def drain(number: int) -> None:
-        await asyncio.wait([asyncio.ensure_future(host.idle.wait())], timeout=patience)
-        stop(number, None)
-
-    def begin(number: int, frame: Any) -> None:
-        if host.draining or host.idle.is_set():
-            stop(number, frame)
-            return
-        host.draining = True
-        loop.call_soon_threadsafe(lambda: draining.append(loop.create_task(drain(number))))
-
-    if callable(stop):
-        signal.signal(signal.SIGTERM, begin)
-
-
 class JsonFormatter(logging.Formatter):
     """One JSON object per line."""
 
@@ -392,29 +366,60 @@ LOGGING = {
 
 
 def run_server(
-    make_host: Callable[[], Host], *, token: str | None, patience: float, workers: int, **where: Any
+    make_host: Callable[[], Host],
+    *,
+    token: str | None,
+    patience: float,
+    workers: int,
+    host: str,
+    port: int,
+    opened: Callable[[int], None],
 ) -> None:
-    """Serve until SIGTERM or SIGINT.
+    """Serve until a signal comes.
 
     Args:
         make_host: As in :func:`create_app`; of several processes, something that pickles.
         token: As in :func:`create_app`.
         patience: As in :func:`create_app`.
         workers: Processes behind the address.
-        where: Host and port.
+        host: Address to listen at.
+        port: Port to listen at; any free one for 0.
+        opened: Called with the port, before the tasks are loaded.
+
+    Raises:
+        ConfigError: The address cannot be opened.
     """
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+    except OSError as error:
+        listening.close()
+        raise ConfigError(f"{host}:{port} cannot be opened: {error.strerror or error}") from error
+    opened(listening.getsockname()[1])
+    work = partial(_serve, listening, make_host, token, patience)
+    if workers > 1:
+        sys.exit(run_workers(work, workers))
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A background job of a script. The server handles Ctrl-C nevertheless, and raises the
+        # signals that it has handled again at its end: this is the handler that is expected then.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    work()
+
+
+def _serve(
+    listening: socket.socket, make_host: Callable[[], Host], token: str | None, patience: float
+) -> None:
+    """Serve in this process."""
+    host = make_host()
     config = uvicorn.Config(
-        partial(create_app, make_host, token=token, patience=patience),
-        factory=True,
-        workers=workers,
+        create_app(lambda: host, token=token, patience=patience),
         log_config=LOGGING,
         http="h11",  # bounds headers
         ws_max_size=MAX_BODY,
-        timeout_graceful_shutdown=max(1, round(patience)),
-        timeout_worker_healthcheck=600,  # a worker answers once it has loaded its tasks
-        **where,
+        timeout_graceful_shutdown=ANSWER_SECONDS,
     )
-    if workers == 1:
-        uvicorn.Server(config).run()
-    else:
-        Multiprocess(config, sockets=[config.bind_socket()]).run()
+    server = uvicorn.Server(config)
+    server.run([listening])
+    if not server.started:
+        sys.exit(1)

@@ -7,8 +7,8 @@ import json
 import os
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from logging import getLogger
 from typing import Self
@@ -26,6 +26,9 @@ logger = getLogger(__name__)
 
 FIELDS = "fields"
 """Attribute of a log record with the fields of its event."""
+
+
+STOPPING = "the server is about to stop"
 
 
 class BusyError(InspectRLError):
@@ -50,6 +53,24 @@ class Limits:
     """Seconds that an episode runs; the option ``time_limit`` ends one earlier, with a score."""
 
 
+@asynccontextmanager
+async def _timeout(seconds: float, among: set[asyncio.Timeout]) -> AsyncIterator[asyncio.Timeout]:
+    """Limit a block as ``asyncio.timeout``, and list it among those that may be expired."""
+    async with asyncio.timeout(seconds) as deadline:
+        among.add(deadline)
+        try:
+            yield deadline
+        finally:
+            among.remove(deadline)
+
+
+def _expire(deadlines: Iterable[asyncio.Timeout]) -> None:
+    now = asyncio.get_running_loop().time()
+    for each in deadlines:
+        if not each.expired():
+            each.reschedule(now)
+
+
 class Host:
     """Runs episodes of its tasks for clients, while it is entered.
 
@@ -71,6 +92,7 @@ class Host:
             raise ConfigError("two of the tasks have the same name; serve them from two servers")
         self.limits = limits or Limits()
         self.draining = False
+        self.stopped = False
         self.waiting = 0
         self.running = 0
         self.idle = asyncio.Event()
@@ -81,6 +103,8 @@ class Host:
         self._tokens: Counter[str] = Counter()
         self._places = asyncio.Semaphore(self.limits.max_episodes)
         self._door = asyncio.Lock()
+        self._waits: set[asyncio.Timeout] = set()
+        self._runs: set[asyncio.Timeout] = set()
 
     async def __aenter__(self) -> Self:
         freeze_memory_once()
@@ -104,6 +128,17 @@ class Host:
             raise ConfigError(f"no task {task!r} is served; there is {', '.join(self.services)}")
         return self.services[task]
 
+    def drain(self) -> None:
+        """Refuse episodes from now on, and those that wait."""
+        self.draining = True
+        _expire(self._waits)
+
+    def stop(self) -> None:
+        """End all episodes; their sandboxes are released before their clients are answered."""
+        self.drain()
+        self.stopped = True
+        _expire(self._runs)
+
     async def run(
         self, task: str, sample: int | str, lent: LentSampler | None, *, size: int | None = None
     ) -> list[RolloutResult]:
@@ -117,7 +152,7 @@ class Host:
 
         Raises:
             ConfigError: There is no such task or sample, or the sampler is not allowed.
-            BusyError: There was no place in time.
+            BusyError: There was no place in time, or the server stops.
             TooLongError: It took too long.
         """
         service = self.service(task)
@@ -133,14 +168,17 @@ class Host:
             await self._admit(size, stack)
             started = time.monotonic()
             try:
-                async with asyncio.timeout(self.limits.episode_timeout) as deadline:
+                async with _timeout(self.limits.episode_timeout, self._runs) as deadline:
                     results = await service.run_group(sample, sampler, size=size)
             except BaseException as error:
                 late = isinstance(error, TimeoutError) and deadline.expired()
-                self._ended[task, "timeout" if late else "cancelled"] += size
-                if late:
+                too_long = late and not self.stopped
+                self._ended[task, "timeout" if too_long else "cancelled"] += size
+                if too_long:
                     most = self.limits.episode_timeout
                     raise TooLongError(f"the episode was cut after {most:g} seconds") from error
+                if late:
+                    raise BusyError("the server has stopped") from error
                 raise
             self._note(task, results, time.monotonic() - started)
             return results
@@ -161,14 +199,16 @@ class Host:
             BusyError: There were none in time, or the server is about to stop.
         """
         if self.draining:
-            raise BusyError("the server is about to stop")
+            raise BusyError(STOPPING)
         self.waiting += size
         try:
-            async with asyncio.timeout(self.limits.queue_timeout), self._door:
+            async with _timeout(self.limits.queue_timeout, self._waits), self._door:
                 for _ in range(size):
                     await self._places.acquire()
                     stack.callback(self._places.release)
         except TimeoutError as error:
+            if self.draining:
+                raise BusyError(STOPPING) from error
             waited = self.limits.queue_timeout
             raise BusyError(f"no place for an episode within {waited:g} seconds") from error
         finally:
