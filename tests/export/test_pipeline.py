@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import resource
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from inspect_ai import SampleSource, Task
 from inspect_ai.dataset import Sample
-from inspect_ai.solver import Generate, TaskState
+from inspect_ai.solver import Generate, TaskState, system_message
 from tests.commands import Command
 from tests.export.logged_runs import loaded
 from tests.functions import make_solver
@@ -138,7 +139,7 @@ async def test_a_cancelled_export_continues_where_it_stopped(tmp_path: Path) -> 
     again = Seen()
     report = await export(numbers(12, again), tmp_path / "out")
     assert report.continued >= 4
-    assert sorted(again) == list(range(report.continued + 1, 13))
+    assert sorted(again) == list(range(report.continued, 13))  # the last one is compared
     assert ids(tmp_path / "out") == [str(n) for n in range(1, 13)]
     assert not (tmp_path / "out" / WORK).exists()
 
@@ -181,6 +182,19 @@ async def test_an_export_is_not_continued_with_other_data(tmp_path: Path) -> Non
     other.dataset[0].target = "changed"
     with pytest.raises(ExportError, match="samples have changed since"):
         await export(other, tmp_path / "out")
+
+
+@pytest.mark.parametrize("changed", [False, True])
+async def test_a_prompt_that_has_changed_since_the_export_began_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, changed: bool
+) -> None:
+    await interrupted(tmp_path / "out")
+    task = numbers(10)
+    if changed:
+        task.setup = system_message("Be brief.")
+    await export(task, tmp_path / "out")
+    assert ("is no longer that of the unfinished export" in caplog.text) == changed
+    assert ids(tmp_path / "out") == [str(n) for n in range(1, 11)]
 
 
 async def test_a_shuffled_export_without_a_seed_continues_in_its_order(tmp_path: Path) -> None:
@@ -315,6 +329,21 @@ def test_a_full_disk_is_one_line_and_the_export_can_continue(tmp_path: Path) -> 
     assert failed.stderr == "Error: cannot write to out: File too large.\n"
     assert exporting(tmp_path, "0").wait().returncode == 0
     assert len(rows(tmp_path / "out")) == 400
+
+
+async def test_a_disk_that_is_full_when_the_files_are_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_nothing(path: Path, split: str) -> Iterator[dict[str, Any]]:
+        yield from ()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(export_folder, "_read_rows", write_nothing)
+        with pytest.raises(ExportError, match=r"cannot write to .*out: No space left on device"):
+            await export(numbers(2), tmp_path / "out")
+    assert (await export(numbers(2), tmp_path / "out")).continued == 2
+    assert ids(tmp_path / "out") == ["1", "2"]
 
 
 async def test_an_export_that_replaced_another_is_the_one_that_is_read(tmp_path: Path) -> None:

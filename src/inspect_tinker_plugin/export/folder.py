@@ -74,6 +74,7 @@ class ExportFolder:
         self.path = path
         self.seed: int | None = None
         self.units = 0
+        self.last_row: Row | None = None
         self.rows: Counter[str] = Counter()
         self.failures: list[Failure] = []
         self.left_out: Counter[str] = Counter()
@@ -157,8 +158,10 @@ class ExportFolder:
     def _count_units(self, end: int) -> int:
         """Count what the journal has; returns its size up to the last unit that is whole."""
         rich = False
+        row = None
         for record, size in self._journal.read():
             if "row" in record:
+                row = record["row"]
                 self._open_rows[record["split"]] += 1
                 rich = rich or self._schema.is_rich(record["row"])
             elif "data" in record:
@@ -167,6 +170,7 @@ class ExportFolder:
                 self._count_unit([Failure(**each) for each in record["failures"]])
                 self.left_out.update(record["left_out"])
                 self._rich, end = self._rich or rich, size
+                self.last_row, row = row, None
         self._open_rows.clear()
         return end
 
@@ -368,18 +372,24 @@ def write_split(
 ) -> tuple[list[Path], int]:
     """Write the rows of a split into files beside the journal, and return these and the rows."""
     from datasets import Dataset
+    from datasets.exceptions import DatasetGenerationError
 
     folder = journal.path.parent
     cache = folder / "cache"
     shutil.rmtree(cache, ignore_errors=True)
     with hide_bars():
-        rows: Any = Dataset.from_generator(
-            _read_rows,
-            gen_kwargs={"path": journal.path, "split": split},
-            features=features,
-            cache_dir=str(cache),
-            writer_batch_size=CHUNK_ROWS,
-        )
+        try:
+            rows: Any = Dataset.from_generator(
+                _read_rows,
+                gen_kwargs={"path": journal.path, "split": split},
+                features=features,
+                cache_dir=str(cache),
+                writer_batch_size=CHUNK_ROWS,
+            )
+        except DatasetGenerationError as error:
+            if isinstance(error.__cause__, OSError):  # a full disk
+                raise error.__cause__ from error
+            raise
         total = min(len(rows), -(-rows.data.nbytes // FILE_BYTES))
         paths = [folder / f"file-{split}-{number}" for number in range(total)]
         for number, path in enumerate(paths):

@@ -132,8 +132,14 @@ async def _add_rows(
     """Add the rows of the samples that the folder does not have yet."""
     on_progress(folder.units, len(samples), len(folder.failures))
     try:
-        async with aclosing(rows.of(samples, folder.units)) as results:
+        # The last sample of an earlier run is made again, to see whether it still has that prompt.
+        again = folder.last_row is not None
+        async with aclosing(rows.of(samples, folder.units - again)) as results:
             async for result in results:
+                if again:
+                    again = False
+                    _check_row(folder, samples[folder.units - 1], result)
+                    continue
                 failures = [result] if isinstance(result, Failure) else []
                 if not isinstance(result, Failure):
                     folder.add_row(TRAIN, result)
@@ -144,6 +150,19 @@ async def _add_rows(
             f"{error}. {folder.units:,} of {counted(len(samples), 'sample')} are done and kept; "
             "run the same command again to continue, with any number of workers."
         ) from error
+
+
+def _check_row(folder: ExportFolder, sample: Sample, made: Row | Failure) -> None:
+    """Warn if a sample that an earlier run has written would be written differently now."""
+    if json.dumps(made, default=str) != json.dumps(folder.last_row):
+        logger.warning(
+            "%s: the prompt of sample %r is no longer that of the unfinished export: the task has "
+            "changed, or its prompts are random. The %s of before are kept; start again with "
+            "--overwrite.",
+            folder.path,
+            sample.id,
+            counted(folder.units, "sample"),
+        )
 
 
 def _finish(folder: ExportFolder, task: str, source: Mapping[str, Any]) -> list[str]:
