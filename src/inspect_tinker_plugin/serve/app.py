@@ -37,7 +37,7 @@ from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.rl.env import wait_to_start
 from inspect_tinker_plugin.serve import gym, openenv
 from inspect_tinker_plugin.serve.host import FIELDS, BusyError, Host, TooLongError
-from inspect_tinker_plugin.serve.processes import ended_by_signals, run_workers
+from inspect_tinker_plugin.serve.processes import handle_signals, run_workers
 from inspect_tinker_plugin.serve.results import write_json, write_result
 from inspect_tinker_plugin.serve.samplers import LentSampler
 
@@ -190,7 +190,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with make_host() as app.state.host:
-            with ended_by_signals(app.state.host, patience):
+            with handle_signals(app.state.host, patience):
                 yield
 
     app = FastAPI(title="inspect rl serve", lifespan=lifespan, openapi_url=None)

@@ -28,7 +28,7 @@ signal a process and its group, and so its workers, which their parent signals a
 
 
 @contextmanager
-def ended_by_signals(host: Host, patience: float) -> Iterator[None]:
+def handle_signals(host: Host, patience: float) -> Iterator[None]:
     """Let running episodes end at the first SIGTERM, SIGINT or SIGHUP; a later one ends them.
 
     A worker whose parent was killed ends its episodes, too. Nothing is done where no server has set
