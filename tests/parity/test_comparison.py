@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
-from inspect_ai.model import ModelAPI, get_model
+from inspect_ai.model import ChatMessageAssistant, ContentText, ModelAPI, get_model
 from inspect_ai.scorer import includes
 from inspect_ai.solver import Generate, TaskState, generate, use_tools
 from tests.functions import make_solver
@@ -121,6 +121,16 @@ async def test_an_episode_of_another_task_is_found() -> None:
 )
 def test_values_of_different_kinds_differ(left: Any, right: Any) -> None:
     assert list(differences(left, right, "x"))
+
+
+def test_what_an_evals_log_leaves_out_is_no_difference() -> None:
+    @make_solver
+    async def ask(state: TaskState, generate: Generate) -> TaskState:
+        # as a reply comes back from a client of OpenAI's Responses API
+        state.messages.append(ChatMessageAssistant(content=[ContentText(text="a")], tool_calls=[]))
+        return await generate(state)
+
+    check_parity(Task(solver=ask(), scorer=includes()), script=["x"])
 
 
 def test_nan_agrees_with_nan() -> None:

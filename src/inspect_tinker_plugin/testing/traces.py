@@ -139,10 +139,9 @@ def _rename(value: Json, names: Names) -> Json:
             message[key] = [names(each) for each in message[key]]
         elif message.get(key):
             message[key] = names(message[key])
-    if message.get("tool_calls"):
-        message["tool_calls"] = [
-            {**tool_call, "id": names(tool_call["id"])} for tool_call in message["tool_calls"]
-        ]
+    calls = [{**call, "id": names(call["id"])} for call in message.pop("tool_calls", ())]
+    if calls:  # an empty list of a reply to the Responses API is left out by Inspect's log
+        message["tool_calls"] = calls
     return message
 
 
