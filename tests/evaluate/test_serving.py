@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -207,6 +208,16 @@ async def test_a_malformed_request_is_no_failure_of_the_server(options: Any) -> 
     async with served(Client()) as address, client(address) as asked:
         with pytest.raises(openai.BadRequestError, match="in bridged request"):
             await asked.chat.completions.create(model="any", messages=ASK, tools=[ADD], **options)
+
+
+@pytest.mark.parametrize("form", ["file://{}", "{}"])
+async def test_a_path_in_a_request_is_no_file_of_this_machine(tmp_path: Path, form: str) -> None:
+    (tmp_path / "private.png").write_bytes(b"\x89PNG")
+    image = {"url": form.format(tmp_path / "private.png")}
+    ask: Any = [{"role": "user", "content": [{"type": "image_url", "image_url": image}]}]
+    async with served(Client()) as address, client(address) as asked:
+        with pytest.raises(openai.BadRequestError, match="must be an inline 'data:' URI"):
+            await asked.chat.completions.create(model="any", messages=ask)
 
 
 async def test_openais_client_puts_a_streamed_response_together() -> None:

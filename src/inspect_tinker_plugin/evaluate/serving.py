@@ -104,7 +104,9 @@ class ServedModel(ModelApi):
         try:
             body = {**_check_request(method, arguments["json_data"]), "model": "inspect"}
             with internals.bind_model(self._model):
-                async with agent_bridge(forward_generation_config=True):
+                async with agent_bridge(forward_generation_config=True) as bridge:
+                    # A path in a request would be read as a file of this machine.
+                    bridge.allow_remote_media = False
                     reply = await _post(method, body)
         except Exception as error:
             # The bridge's own refusals have a status; the rest is of the server, or of the SDK.
