@@ -384,7 +384,7 @@ def run_server(
         workers: Processes behind the address.
         host: Address to listen at.
         port: Port to listen at; any free one for 0.
-        opened: Called with the port, before the tasks are loaded.
+        opened: Called with the port: by one process once its tasks are loaded, before it answers.
 
     Raises:
         ConfigError: The address cannot be opened.
@@ -396,15 +396,20 @@ def run_server(
     except OSError as error:
         listening.close()
         raise ConfigError(f"{host}:{port} cannot be opened: {error.strerror or error}") from error
-    opened(listening.getsockname()[1])
-    work = partial(_serve, listening, make_host, token, patience)
     if workers > 1:
-        sys.exit(run_workers(work, workers))
+        opened(listening.getsockname()[1])
+        sys.exit(run_workers(partial(_serve, listening, make_host, token, patience), workers))
+
+    def load() -> Host:
+        loaded = make_host()
+        opened(listening.getsockname()[1])
+        return loaded
+
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A background job of a script. The server handles Ctrl-C nevertheless, and raises the
         # signals that it has handled again at its end: this is the handler that is expected then.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    work()
+    _serve(listening, load, token, patience)
 
 
 def _serve(

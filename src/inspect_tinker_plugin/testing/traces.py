@@ -139,7 +139,7 @@ def _rename(value: Json, names: Names) -> Json:
             message[key] = [names(each) for each in message[key]]
         elif message.get(key):
             message[key] = names(message[key])
-    calls = [{**call, "id": names(call["id"])} for call in message.pop("tool_calls", ())]
+    calls = [{**call, "id": names(call["id"])} for call in message.pop("tool_calls", None) or ()]
     if calls:  # an empty list of a reply to the Responses API is left out by Inspect's log
         message["tool_calls"] = calls
     return message
