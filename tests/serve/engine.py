@@ -56,7 +56,7 @@ async def serving(policy: TokenCompleter, **fault: Any) -> AsyncIterator[str]:
     app = web.Application(client_max_size=2**26)
     app.router.add_post("/v1/completions", completions)
     app.router.add_post("/inference/v1/generate", generate)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, shutdown_timeout=1.0)  # replies that nobody waits for
     await runner.setup()
     try:
         site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -76,7 +76,7 @@ def is_running(process: psutil.Process) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.nightly), "2"])
 async def test_a_task_that_cannot_be_served_is_an_error_of_the_command(workers: str) -> None:
     task = TASK.replace("arithmetic", "missing")
     async with command(task, "--port", "0", "--workers", workers) as server:
