@@ -59,6 +59,7 @@ async def read_until(server: asyncio.subprocess.Process, text: str, times: int) 
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 async def test_workers_end_when_their_parent_is_killed() -> None:
     port = str(free_port())
     async with command(TASK, "--port", port, "--workers", "2") as server:
