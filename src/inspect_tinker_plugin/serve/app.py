@@ -396,15 +396,19 @@ def run_server(
     except OSError as error:
         listening.close()
         raise ConfigError(f"{host}:{port} cannot be opened: {error.strerror or error}") from error
-    if workers > 1:
+
+    def announce() -> None:
+        listening.listen()  # whoever reads the address can connect, and waits for the first answer
         opened(listening.getsockname()[1])
-        sys.exit(run_workers(partial(_serve, listening, make_host, token, patience), workers))
 
     def load() -> Host:
         loaded = make_host()
-        opened(listening.getsockname()[1])
+        announce()
         return loaded
 
+    if workers > 1:
+        announce()
+        sys.exit(run_workers(partial(_serve, listening, make_host, token, patience), workers))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A background job of a script. The server handles Ctrl-C nevertheless, and raises the
         # signals that it has handled again at its end: this is the handler that is expected then.
