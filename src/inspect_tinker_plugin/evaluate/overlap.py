@@ -115,10 +115,9 @@ class RecordedDataset(RLDataset):
         self._originals: dict[str, str] = {}
         """Hashes of the samples as they are in the task, by those of what plugins make of them."""
         sources = dataset.sources if isinstance(dataset, InspectRLMixture) else [dataset]
-        for original, sample in (
-            pair for each in sources for pair in each.samples.transform_each()
-        ):
-            self._originals[sample_hash(sample)] = sample_hash(original)
+        for source in sources:
+            for original, sample in source.samples.transform_each():
+                self._originals[sample_hash(sample)] = sample_hash(original)
 
     def get_batch(self, index: int) -> list[EnvGroupBuilder]:
         """Return the group builders of one batch, and record their samples."""

@@ -16,11 +16,12 @@ from typing import Any
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.processes.loops import run_in
+from inspect_tinker_plugin.processes.workers import STOPPING
 from inspect_tinker_plugin.serve.host import Host
 
 logger = getLogger(__name__)
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SIGNALS = (*STOPPING, signal.SIGINT)
 
 SAME_SECONDS = 2.0
 """Seconds in which a second signal counts as the first: ``timeout``, terminals and supervisors
