@@ -10,11 +10,12 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 
-from inspect_rl_audit.policies import FORMS, Play, PolicyReply, targets
+from inspect_rl_audit.policies import FORMS, Play, PolicyReply
 from inspect_rl_audit.records import EpisodeRecord, Finding, ModelAttempt, PolicyKind
 from inspect_rl_audit.stage import Stage
 from inspect_tinker_plugin import ConfigError
 from inspect_tinker_plugin.options import DatasetOptions
+from inspect_tinker_plugin.tasks import targets
 
 T = TypeVar("T")
 

@@ -15,6 +15,7 @@ from inspect_ai.tool import ToolInfo
 
 from inspect_rl_audit.records import Key, PolicyKind
 from inspect_tinker_plugin import TurnRequest
+from inspect_tinker_plugin.tasks import choice_texts, targets
 
 Notes = dict[str, Any]
 """Notes of one episode's policy and moves, as JSON."""
@@ -125,38 +126,6 @@ def always(text: str | Callable[[TurnRequest], str]) -> PolicyReply:
 def to_all(reply: PolicyReply) -> Callable[[Sample], PolicyReply]:
     """Reply to every sample in the same way."""
     return lambda sample: reply
-
-
-def targets(sample: Sample) -> list[str]:
-    """Return the targets of a sample, each as text; empty ones are left out."""
-    given = [sample.target] if isinstance(sample.target, str) else list(sample.target)
-    return [target for target in given if target.strip()]
-
-
-def choice_texts(sample: Sample) -> list[str] | None:
-    """Return the texts of the right choices; ``None`` when a target names no choice."""
-    choices = sample.choices or []
-    found = []
-    for target in targets(sample):
-        text = target.strip()
-        position = ord(text.upper()) - ord("A") if len(text) == 1 and text.isalpha() else -1
-        if 0 <= position < len(choices):
-            found.append(choices[position])
-        elif text in (choice.strip() for choice in choices):
-            found.append(text)
-        elif several := _named_by_letters(text, choices):
-            found += several
-        else:
-            return None
-    return found
-
-
-def _named_by_letters(text: str, choices: Sequence[str]) -> list[str]:
-    """Return the choices named by letters in one target, such as ``A,C`` or ``AC``."""
-    places = [ord(letter) - ord("A") for letter in re.sub(r"[ ,]", "", text).upper()]
-    if len(set(places)) < len(places) or not all(0 <= p < len(choices) for p in places):
-        return []
-    return [choices[place] for place in places]
 
 
 def letters_of(sample: Sample) -> list[str]:

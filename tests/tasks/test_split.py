@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from inspect_ai.dataset import Sample
+from inspect_ai.dataset import MemoryDataset, Sample
 from inspect_ai.model import ChatMessageUser
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
@@ -55,6 +55,29 @@ def test_samples_with_the_same_content_are_on_the_same_side() -> None:
     split = split_samples(samples, "10")
     of = {sample.id: sample.input for sample in samples}
     assert not {of[i] for i in split.train} & {of[i] for i in split.test}
+
+
+def choices(seed: int) -> MemoryDataset:
+    samples = [
+        Sample(id=i, input=f"question {i}", choices=["yes", "no", f"{i}"], target="C")
+        for i in range(40)
+    ]
+    dataset = MemoryDataset(samples)
+    dataset.shuffle_choices(seed)
+    return dataset
+
+
+def test_a_task_that_shuffles_choices_when_it_is_loaded_holds_out_the_same_samples() -> None:
+    first, again = choices(1), choices(2)
+    assert [each.choices for each in first] != [each.choices for each in again]
+    assert split_samples(first, "10%") == split_samples(again, "10%")
+    with pytest.raises(ConfigError, match="40 of 40 test samples"):
+        check_overlap(first, again)
+
+
+def test_another_right_choice_is_another_question() -> None:
+    one, other = (Sample(input="?", choices=["a", "b"], target=letter) for letter in "AB")
+    assert sample_hash(one) != sample_hash(other)
 
 
 def test_a_dataset_of_one_question_cannot_be_split() -> None:

@@ -16,13 +16,11 @@ from inspect_rl_audit.policies import (
     Notes,
     PolicyReply,
     always,
-    choice_texts,
     holds,
     letter_of,
     letters_of,
     right_answer,
     submit_tool,
-    targets,
     to_all,
 )
 from inspect_rl_audit.records import (
@@ -35,6 +33,7 @@ from inspect_rl_audit.records import (
     on_samples,
 )
 from inspect_tinker_plugin import TurnRequest
+from inspect_tinker_plugin.tasks import choice_texts, targets
 
 _FEW = 3
 _FILLER = "Let me think about this step by step, and look at it from every side. " * 300

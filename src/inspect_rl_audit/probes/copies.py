@@ -13,7 +13,6 @@ from typing import Any
 
 from inspect_ai.dataset import Sample
 
-from inspect_rl_audit.policies import choice_texts
 from inspect_rl_audit.records import Finding, Severity, finding, on_samples, per_sample
 from inspect_tinker_plugin.plugins import counted, part_of
 from inspect_tinker_plugin.tasks import content_hash, sample_content
@@ -97,11 +96,8 @@ def _conflict(group: Sequence[Sample], how: str, severity: Severity | None = Non
 
 
 def _content(sample: Sample) -> dict[str, Any]:
-    """Return what makes a sample the same as another: also with its choices in another order."""
-    content = {**sample_content(sample), "sandbox": sample.sandbox}
-    if sample.choices and (right := choice_texts(sample)):
-        content |= {"choices": sorted(sample.choices), "target": sorted(right)}
-    return content
+    """Return what makes a sample the same as another."""
+    return {**sample_content(sample), "sandbox": sample.sandbox}
 
 
 def _fold_question(sample: Sample) -> dict[str, Any]:

@@ -12,17 +12,7 @@ from inspect_ai.util import registry_info
 
 from inspect_rl_audit.contract import TINY, AuditContext, Gold, Reference
 from inspect_rl_audit.moves import play_script
-from inspect_rl_audit.policies import (
-    FORMS,
-    NULL,
-    UNKNOWING,
-    Play,
-    always,
-    choice_texts,
-    gold_reply,
-    targets,
-    to_all,
-)
+from inspect_rl_audit.policies import FORMS, NULL, UNKNOWING, Play, always, gold_reply, to_all
 from inspect_rl_audit.probes.baselines import first_tool, with_tools
 from inspect_rl_audit.records import (
     EpisodeRecord,
@@ -34,6 +24,7 @@ from inspect_rl_audit.records import (
 )
 from inspect_rl_audit.stage import Stage
 from inspect_tinker_plugin.plugins import counted, part_of
+from inspect_tinker_plugin.tasks import choice_texts, targets
 
 SCRIPT = "gold:script"
 """Name of the policy that runs a solution script."""

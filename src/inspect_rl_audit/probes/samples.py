@@ -12,7 +12,7 @@ from statistics import median
 from inspect_ai.dataset import Sample
 
 from inspect_rl_audit.contract import AuditContext
-from inspect_rl_audit.policies import choice_texts, holds, letters_of, targets
+from inspect_rl_audit.policies import holds, letters_of
 from inspect_rl_audit.probes.baselines import chance_of
 from inspect_rl_audit.probes.copies import (
     find_copies,
@@ -31,6 +31,7 @@ from inspect_rl_audit.records import (
     per_sample,
 )
 from inspect_tinker_plugin.plugins import counted, part_of
+from inspect_tinker_plugin.tasks import choice_texts, targets
 
 _LABEL = r"(?:answer|solution|target|correct|gold|label|key|expected|hint|truth|result)\w*"
 

@@ -375,9 +375,9 @@ def overlap_command(run: str, as_json: bool, **choices: Any) -> None:
     """List the samples of TASK that a run was trained on.
 
     RUN is the folder of a run, or RUN@STEP for its weights after that many steps, as in `inspect
-    eval TASK --model tinker/RUN@STEP`. Samples are compared by input, choices, target, files and
-    setup script; what was imitated counts as well. Exit codes: 0 no sample of the task was trained
-    on, 3 some were.
+    eval TASK --model tinker/RUN@STEP`. Samples are compared by input, choices (in whatever order),
+    target, files and setup script; what was imitated counts as well. Exit codes: 0 no sample of the
+    task was trained on, 3 some were.
     """
     from inspect_tinker_plugin.evaluate.overlap import read_trained, was_trained_on
     from inspect_tinker_plugin.evaluate.source import find_source

@@ -13,9 +13,11 @@ from inspect_tinker_plugin.tasks.reference import (
 )
 from inspect_tinker_plugin.tasks.samples import (
     SelectedSamples,
+    choice_texts,
     content_hash,
     sample_content,
     select_samples,
+    targets,
 )
 
 __all__ = [
@@ -23,11 +25,13 @@ __all__ = [
     "SelectedSamples",
     "Selection",
     "TaskRef",
+    "choice_texts",
     "content_hash",
     "describe_part",
     "resolve_task",
     "sample_content",
     "select_samples",
+    "targets",
     "task_digest",
     "task_reference",
 ]

@@ -268,9 +268,9 @@ def _unknown_ids(samples: Sequence[Sample], missing: Sequence[object], task: str
 def sample_hash(sample: Sample | EvalSample) -> str:
     """Hash the content of a sample: input, choices, target, files and setup script.
 
-    Ids and metadata do not count: the same question under another id is the same question. A
-    logged sample has the hash of the sample that it is of, unless that has files: a log holds
-    their names only.
+    Ids, metadata and the order of choices do not count: the same question under another id is the
+    same question. A logged sample has the hash of the sample that it is of, unless that has files:
+    a log holds their names only.
     """
     return content_hash(sample_content(sample))
 
@@ -282,14 +282,52 @@ def logged_hash(sample: Sample) -> str:
 
 
 def sample_content(sample: Sample | EvalSample) -> dict[str, Any]:
-    """Return the parts of a sample that make it the question that it is."""
-    return {
+    """Return the parts of a sample that make it the question that it is.
+
+    The order of its choices does not: many tasks shuffle them whenever they are loaded.
+    """
+    content = {
         "input": sample.input,
         "choices": sample.choices,
         "target": sample.target,
         "files": sample.files,
         "setup": sample.setup,
     }
+    if sample.choices and (right := choice_texts(sample)):
+        content |= {"choices": sorted(sample.choices), "target": sorted(right)}
+    return content
+
+
+def targets(sample: Sample | EvalSample) -> list[str]:
+    """Return the targets of a sample, each as text; empty ones are left out."""
+    given = [sample.target] if isinstance(sample.target, str) else list(sample.target)
+    return [target for target in given if target.strip()]
+
+
+def choice_texts(sample: Sample | EvalSample) -> list[str] | None:
+    """Return the texts of the right choices; ``None`` when a target names no choice."""
+    choices = sample.choices or []
+    found = []
+    for target in targets(sample):
+        text = target.strip()
+        position = ord(text.upper()) - ord("A") if len(text) == 1 and text.isalpha() else -1
+        if 0 <= position < len(choices):
+            found.append(choices[position])
+        elif text in (choice.strip() for choice in choices):
+            found.append(text)
+        elif several := _named_by_letters(text, choices):
+            found += several
+        else:
+            return None
+    return found
+
+
+def _named_by_letters(text: str, choices: Sequence[str]) -> list[str]:
+    """Return the choices named by letters in one target, such as ``A,C`` or ``AC``."""
+    places = [ord(letter) - ord("A") for letter in re.sub(r"[ ,]", "", text).upper()]
+    if len(set(places)) < len(places) or not all(0 <= p < len(choices) for p in places):
+        return []
+    return [choices[place] for place in places]
 
 
 def content_hash(content: object, *, fold_spaces: bool = False) -> str:
