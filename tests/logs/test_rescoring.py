@@ -268,6 +268,23 @@ def test_the_same_call_only_makes_what_is_missing_or_failed(
     assert not [path for path in (tmp_path / "new").iterdir() if path.suffix != ".eval"]
 
 
+def test_one_call_at_a_time_writes_to_a_folder(tmp_path: Path) -> None:
+    log = rolled(by_word(), tmp_path / "old")
+    refused: list[pytest.ExceptionInfo[ConfigError]] = []
+
+    def at_the_same_time(*progress: int) -> None:
+        with pytest.raises(ConfigError, match="written by another") as info:
+            run_in_thread(lambda: rescored(log, tmp_path / "new", reward="first"))
+        refused.append(info)
+
+    how = Rescoring(output=tmp_path / "new", reward="mean")
+    asyncio.run(rescore([log.location], how, on_progress=at_the_same_time))
+    assert refused
+    new = only_log(tmp_path / "new")
+    assert new.eval.metadata is not None
+    assert new.eval.metadata["reward_expression"] == "mean"
+
+
 @make_scorer(accuracy())
 async def is_busy(state: TaskState, target: Target) -> Score:
     """Answers from as many calls on as words were said."""

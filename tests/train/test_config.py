@@ -16,7 +16,7 @@ from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.rl.task_handle import training_id
 from inspect_tinker_plugin.testing import tokenizer_path
 from inspect_tinker_plugin.train.config import build_config, check_request, split_phases
-from inspect_tinker_plugin.train.history import check_same_run, record_run
+from inspect_tinker_plugin.train.history import check_same_run, read_steps, record_run
 from inspect_tinker_plugin.train.request import TrainRequest
 from inspect_tinker_plugin.train.run import Run, _rollout_command
 from tinker_local import settings as local_settings
@@ -253,6 +253,16 @@ def test_a_run_that_ended_before_its_first_step_locks_no_folder(tmp_path: Path) 
     (tmp_path / "checkpoints.jsonl").write_text('{"name": "000005", "batch": 5}\n')
     with pytest.raises(ConfigError, match="holds a run with batch size 4, not 2"):
         begin(tmp_path)
+
+
+def test_a_line_that_was_cut_off_does_not_take_the_next_one_along(tmp_path: Path) -> None:
+    begin(tmp_path)
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text('{"step": 0, "env/all/reward/total": 0.5}\n{"step": 1, "env/a')
+    begin(tmp_path)
+    with metrics.open("a") as file:
+        file.write('{"step": 1, "env/all/reward/total": 0.75}\n')
+    assert list(read_steps(tmp_path)) == [0, 1]
 
 
 def test_every_option_reaches_the_builder_and_an_override_takes_none_away() -> None:

@@ -5,14 +5,20 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import includes
 from tests.rl.policies import Words, renderer
+from tests.waiting import wait_until
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
@@ -91,10 +97,57 @@ def test_a_batch_is_scanned_though_the_log_of_another_is_removed_meanwhile(
         return scan(*chosen, **options)
 
     monkeypatch.setattr(scans, "_scan", scan_late)
-    monkeypatch.setattr("sys.stdin", io.StringIO())
+    monkeypatch.setattr("sys.stdin", io.StringIO("ended"))
     scans._follow(tmp_path, [str(tmp_path / "scanner.py")], limit=2, tokens=None, model=None)
     [row] = read_rows(tmp_path / SCANS)
     assert (row["log"], row["scan/about_answers/scanned"]) == (kept.name, 2)
+
+
+HANGING = SCANNER.replace(
+    "return Result", "open('begun', 'a').close(); time.sleep(600); return Result"
+)
+TRAINER = """
+import sys, time
+from pathlib import Path
+from inspect_tinker_plugin.train.request import TrainRequest
+from inspect_tinker_plugin.train.scans import scan_batches
+
+folder = Path(sys.argv[1])
+with scan_batches(TrainRequest(task="t", log_dir=folder, scan=[str(folder / "scanner.py")])):
+    time.sleep(600)
+"""
+
+
+def has_ended(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
+def test_a_scan_ends_with_the_training(stop: signal.Signals, tmp_path: Path) -> None:
+    pytest.importorskip("inspect_scout")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    (tmp_path / "scanner.py").write_text(f"import time\n{HANGING}")
+    roll_out(tmp_path / ROLLOUT_LOGS, ["4"] * 2)
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", TRAINER, str(tmp_path)],
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_until((tmp_path / "begun").is_file, seconds=300)
+        scanning = psutil.Process(trainer.pid).children(recursive=True)
+        assert len(scanning) >= 2
+    finally:
+        trainer.send_signal(stop)
+        trainer.wait()
+    wait_until(lambda: all(map(has_ended, scanning)))
+    assert not list(temporary.iterdir())
+    assert not read_rows(tmp_path / SCANS)
 
 
 def test_batches_that_are_not_scanned_are_counted(tmp_path: Path) -> None:

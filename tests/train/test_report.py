@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import html.parser
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -187,6 +188,17 @@ def test_damaged_files_leave_their_part_out(run: Path) -> None:
     next(run.glob(f"{ROLLOUT_LOGS}/*.eval")).write_bytes(b"not a log")
     (run / "config.json").write_text("{")
     assert "0.100 → 1.100" in page_of(run)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf], ids=str)
+def test_a_figure_that_is_no_number_leaves_a_gap(run: Path, value: float) -> None:
+    metric = "eval/gpqa/mean"
+    rows: list[dict[str, object]] = [{"step": i, metric: i / 8} for i in range(3)]
+    write_metrics(run, rows[0], {**rows[1], metric: value}, rows[2])
+    page = page_of(run)
+    assert "step 1: gpqa/mean 0" in page
+    assert "step 2: gpqa/mean" not in page
+    assert "step 3: gpqa/mean 0.25" in page
 
 
 @pytest.mark.parametrize("values", [[0.5], [1.0, 1.0], [-3.0, 1e6], [0.0, 0.0], [1e-9, 2e-9]])

@@ -129,6 +129,27 @@ def test_what_a_dead_process_has_left_is_not_shown(run: Path) -> None:
         assert read_state(run).running == [rollout]
 
 
+def test_a_terminal_obeys_nothing_that_a_sample_or_an_error_says(run: Path) -> None:
+    rollout = {"task": "words", "sample": "\x1b]0;w1", "epoch": 1, "turns": 0, "started": 1.0}
+    error = {"reward": None, "error": "it said\n\x1b[2Jgone", "ended": 2.0}
+    about = {"host": os.uname().nodename, "pid": os.getpid()}
+    with watchable(run):
+        lists = {"running": [rollout], "ended": [{**rollout, **error}]}
+        (run / LIVE / "worker.json").write_text(json.dumps({**about, **lists}))
+        shown = watched(str(run), "--once")
+    assert "\x1b" not in shown
+    assert "it said \N{REPLACEMENT CHARACTER}[2Jgone" in shown
+
+
+def test_a_run_can_be_watched_though_a_worker_of_the_last_one_still_writes(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run / LIVE).mkdir()
+    monkeypatch.setattr("shutil.rmtree", lambda *_, **options: None)  # a file came meanwhile
+    with watchable(run):
+        assert read_state(run).trained
+
+
 def test_a_batch_whose_log_is_made_in_this_moment_has_no_parts(tmp_path: Path) -> None:
     run = LogRun(tmp_path, "run")
     run.folder.mkdir(parents=True)

@@ -18,7 +18,6 @@ from inspect_tinker_plugin.cli.reporting import (
     EXIT_ERROR,
     EXIT_INTERRUPTED,
     EXIT_PARTIAL,
-    clean_text,
     print_to,
     progress_bar,
     quiet_stdout,
@@ -26,6 +25,7 @@ from inspect_tinker_plugin.cli.reporting import (
     table_console,
 )
 from inspect_tinker_plugin.cli.rollout import roll_groups
+from inspect_tinker_plugin.contracts.wording import clean_text
 from inspect_tinker_plugin.processes.workers import run_in_loop
 
 __all__ = [

@@ -23,7 +23,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from inspect_tinker_plugin.contracts.wording import counted
+from inspect_tinker_plugin.contracts.wording import clean_text, counted
 from inspect_tinker_plugin.processes.workers import stopped_like_ctrl_c
 
 if TYPE_CHECKING:
@@ -196,8 +196,6 @@ MAX_LINES = {"system": 4, "user": 14, "assistant": 14, "tool": 14}
 """Longer texts are shown with their middle left out, unless ``full`` is set."""
 
 _BLANK = re.compile(r"\n\s*\n")
-# A terminal would obey these if a model or a tool wrote them; tab and newline are harmless.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def table_console() -> Console:
@@ -216,11 +214,6 @@ def print_to(console: Console, what: RenderableType) -> None:
     with console.capture() as capture:
         console.print(what)
     console.file.write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
-
-
-def clean_text(text: str) -> str:
-    """Replace what a terminal would obey."""
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def _plain(text: str, style: str = "") -> Text:

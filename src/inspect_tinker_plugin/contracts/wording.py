@@ -8,10 +8,19 @@ logs write them.
 from __future__ import annotations
 
 import difflib
+import re
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+
+# A terminal would obey these if a model or a tool wrote them; tab and newline are harmless.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def clean_text(text: str) -> str:
+    """Replace what a terminal would obey."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def counted(count: float, noun: str) -> str:

@@ -6,11 +6,13 @@ import asyncio
 import hashlib
 import os
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from inspect_ai.log import EvalLog, read_eval_log, write_eval_log
 
 from inspect_tinker_plugin import inspect_internals as internals
@@ -96,10 +98,6 @@ async def rescore(
     sources = _check_sources(logs, how)
     headers = [await asyncio.to_thread(_read_header, source) for source in sources]
     rewards = [_resolve_rewards(header, how) for header in headers]
-    try:
-        how.output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot write to {how.output}: {error.strerror}") from error
     sizes = [(header.results.logged_samples or 0) if header.results else 0 for header in headers]
     total, passed = sum(sizes), 0
     done = Rescored()
@@ -109,35 +107,57 @@ async def rescore(
         passed += count
         on_progress(passed, max(total, passed), len(done.failures))
 
-    for source, size, (reward, group_reward) in zip(sources, sizes, rewards, strict=True):
-        target = how.output / source.name
-        about = {
-            "from": source.name,
-            "sha256": hashlib.sha256(source.read_bytes()).hexdigest(),
-            "reward": reward.name,
-            "group_reward": None if group_reward is None else group_reward.name,
-            "failed_only": how.failed,
-        }
-        done.logs.append(target)
-        failed = await asyncio.to_thread(_count_failed, target, about, how.overwrite)
-        if failed == 0:
-            done.earlier += 1
-            advance(size)
-            continue
-        log = await asyncio.to_thread(_read, source)
-        if failed:
-            _take_scores(log, await asyncio.to_thread(_read, target))
-        if penalties := (log.eval.metadata or {}).get("monitor_penalty"):
-            reward = resolve_reward(MonitorPenalty(reward.aggregator, weights=penalties))
-        work = LogRewards(log, reward, group_reward, how.failed, how.roles)
-        with with_roles({**_judges(log), **how.roles}), spend_in(how.output):
-            await work.compute(advance)
-        _renew_header(work, about)
-        await asyncio.to_thread(_write, log, target)
-        done.computed += work.computed
-        done.scored += work.scored
-        done.failures += work.failures
+    with _alone_in(how.output):
+        for source, size, (reward, group_reward) in zip(sources, sizes, rewards, strict=True):
+            target = how.output / source.name
+            about = {
+                "from": source.name,
+                "sha256": hashlib.sha256(source.read_bytes()).hexdigest(),
+                "reward": reward.name,
+                "group_reward": None if group_reward is None else group_reward.name,
+                "failed_only": how.failed,
+            }
+            done.logs.append(target)
+            failed = await asyncio.to_thread(_count_failed, target, about, how.overwrite)
+            if failed == 0:
+                done.earlier += 1
+                advance(size)
+                continue
+            log = await asyncio.to_thread(_read, source)
+            if failed:
+                _take_scores(log, await asyncio.to_thread(_read, target))
+            if penalties := (log.eval.metadata or {}).get("monitor_penalty"):
+                reward = resolve_reward(MonitorPenalty(reward.aggregator, weights=penalties))
+            work = LogRewards(log, reward, group_reward, how.failed, how.roles)
+            with with_roles({**_judges(log), **how.roles}), spend_in(how.output):
+                await work.compute(advance)
+            _renew_header(work, about)
+            await asyncio.to_thread(_write, log, target)
+            done.computed += work.computed
+            done.scored += work.scored
+            done.failures += work.failures
     return done
+
+
+@contextmanager
+def _alone_in(output: Path) -> Iterator[None]:
+    """Keep other processes from writing to a folder; the lock goes with this process."""
+    path = output / ".rescore.lock"
+    lock = FileLock(path, timeout=0)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout as error:
+        raise ConfigError(
+            f"{output} is being written by another `inspect rl rescore`; choose another --output"
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"cannot write to {output}: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        lock.release()
 
 
 def _renew_header(work: LogRewards, about: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ figures are added to the step's metrics, with names that begin with ``rollouts/`
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections import Counter
@@ -88,9 +89,12 @@ Row = Mapping[str, Any]
 
 
 def number(row: Row, name: str) -> float | None:
-    """Return a metric of a row; ``None`` when it is absent or not a number."""
+    """Return a metric of a row; ``None`` when it is absent or not a finite number.
+
+    Inspect's metrics of no samples, and of scores that are not numbers, are NaN.
+    """
     value = row.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
 
@@ -214,11 +218,12 @@ def record_run(log_dir: Path, identity: Row) -> None:
         (log_dir / TRAINING_ID).unlink(missing_ok=True)
     write_whole(path, text)
     for folder in (log_dir, log_dir / IMITATION):
-        _complete_last_line(folder / CHECKPOINTS)
+        for name in (CHECKPOINTS, METRICS):
+            _complete_last_line(folder / name)
 
 
 def _complete_last_line(path: Path) -> None:
-    """Cut off a last line that a killed process left unfinished: the cookbook's loop reads all."""
+    """Cut off a last line that a killed process left unfinished: others are added behind it."""
     if not path.is_file():
         return
     *_, last = path.read_bytes().rpartition(b"\n")

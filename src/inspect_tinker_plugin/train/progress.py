@@ -172,8 +172,8 @@ class _Progress:
         ]
         if evaluated:
             yield f"         evaluation {', '.join(evaluated)}"
-        if (loss := number(row, LOSS)) is not None:
-            yield f"imitation {step}  loss {loss:.3f}"
+        if LOSS in row:  # also if it is NaN
+            yield f"imitation {step}  loss {row[LOSS]:.3f}"
         if (reward := number(row, REWARD)) is not None:
             yield "  ".join([f"step {step}  reward {reward:6.3f}", *self._parts(row)])
             yield from self._problems(row)

@@ -1,20 +1,24 @@
 """Scans each batch of a run with Inspect Scout, and says when a rising reward may be a cheat.
 
-``python -m inspect_tinker_plugin.train.scans`` follows the logs of a run until its standard input
-ends, and appends one row of figures per log to ``scans.jsonl``; being a process beside the
-training, it delays no step. Alarms compare what scans and monitors tell of the steps so far.
+``python -m inspect_tinker_plugin.train.scans`` follows the logs of a run, and appends one row of
+figures per log to ``scans.jsonl``; being a process beside the training, it delays no step. It scans
+the last logs when its standard input says that the training has ended; where the input is closed
+without that word, as by a kill, it ends immediately. Alarms compare what scans and monitors tell of
+the steps so far.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,6 +40,12 @@ PERIOD = 2.0
 
 LONGEST_END = 600.0
 """Seconds that the scans of the last batches may take after the training."""
+
+_ENDED = "ended"
+"""What the process reads when the training has ended."""
+
+_GRACE = 10.0
+"""Seconds that the process has to stop a scan, before it is killed."""
 
 _AT_ONCE = 8
 """Logs that are scanned by one process, which takes seconds to start; each is a batch."""
@@ -96,25 +106,33 @@ def scan_batches(request: TrainRequest) -> Iterator[None]:
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
+            start_new_session=True,
         )
-        assert process.stdin is not None
         try:
             yield
-            process.stdin.close()
             if process.poll() is None:
                 say("scanning the last batches")
-            process.wait(LONGEST_END)
+            process.communicate(_ENDED.encode(), LONGEST_END)
         except subprocess.TimeoutExpired:
             say(f"scans took longer than {LONGEST_END:.0f} s after the training; the rest is left")
         finally:
-            process.kill()
-            process.wait()
+            _stop(process)
     rows = list(read_rows(log_dir / SCANS))
     failed = [row["error"] for row in rows if row.get("error")]
     if failed:
         say(f"{counted(len(failed), 'batch')} could not be scanned ({failed[-1]}); see scans.log")
     if left := len(_waiting(log_dir, rows)):
         say(f"not scanned: {part_of(left, left + len(rows), 'batch')}")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Have the process stop its scan, and remove what that left; then kill whatever is left."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=_GRACE)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _waiting(folder: Path, rows: Sequence[dict[str, Any]]) -> list[Path]:
@@ -137,7 +155,13 @@ def _scan(
         command += ["--scans", folder, "--filter", f"transcript_id IN ({ids})"]
         command += ["--max-processes", "1", "--display", "plain"]
         command += ["--model", model] if model is not None else []
-        subprocess.run(command, stdin=subprocess.DEVNULL, check=True, cwd=Path(scanner).parent)
+        subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            check=True,
+            cwd=Path(scanner).parent,
+            env={**os.environ, "TMPDIR": folder},
+        )
         tables = [  # read here: the frames are made when they are asked for
             (name, str(uri), results)
             for each in scan_list(folder)
@@ -165,7 +189,8 @@ def _follow(folder: Path, scanners: Sequence[str], **options: Any) -> None:
     ended = threading.Event()
 
     def wait_for_end() -> None:
-        sys.stdin.read()
+        if sys.stdin.read() != _ENDED:
+            os.kill(os.getpid(), signal.SIGTERM)
         ended.set()
 
     threading.Thread(target=wait_for_end, daemon=True).start()
@@ -231,6 +256,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, required=True)
     parser.add_argument("--tokens", type=int)
     parser.add_argument("--model")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     _follow(**vars(parser.parse_args()))
 
 

@@ -18,7 +18,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from inspect_tinker_plugin.contracts.wording import counted
+from inspect_tinker_plugin.contracts.wording import clean_text, counted
 from inspect_tinker_plugin.logs.staging import list_folder, runs_in
 from inspect_tinker_plugin.rl.hooks import LIVE
 from inspect_tinker_plugin.train.history import (
@@ -42,7 +42,7 @@ def watchable(log_dir: Path) -> Iterator[None]:
     """Keep the folder in which processes say what they roll out, while a run is trained."""
     folder = log_dir / LIVE
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     trainer = {"host": socket.gethostname(), "pid": os.getpid()}
     (folder / _TRAINER).write_text(json.dumps(trainer), encoding="utf-8")
     try:
@@ -132,7 +132,8 @@ def show_state(state: RunState, *, rows: int = 12) -> RenderableType:
         table = _table("last ended", "task", "sample", "reward")
         for rollout in state.ended[:rows]:
             reward = rollout["reward"]
-            outcome = f"{reward:.3f}" if reward is not None else str(rollout["error"])[:60]
+            error = " ".join(str(rollout["error"]).split())
+            outcome = f"{reward:.3f}" if reward is not None else error[:60]
             _add(table, rollout, rollout["ended"], outcome)
         shown.append(table)
     return Group(*shown)
@@ -163,4 +164,4 @@ def _add(table: Table, rollout: dict[str, Any], until: float, *outcome: str) -> 
     sample = f"{rollout['sample']} ({rollout['epoch']})"
     seconds = f"{until - rollout['started']:.0f}"
     cells = [str(rollout["task"]), sample, *outcome, str(rollout["turns"]), seconds]
-    table.add_row(*map(Text, cells))
+    table.add_row(*(Text(clean_text(cell)) for cell in cells))
