@@ -239,6 +239,11 @@ def write_run(folder: Path, **config: Any) -> Path:
     return folder
 
 
+def test_a_temperature_of_zero_is_one(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", temperature=0.0)
+    assert find_source(str(run), has_key=True).temperature == 0.0
+
+
 def test_a_run_tells_how_its_weights_are_sampled(tmp_path: Path) -> None:
     window = {"context_window": 4096}
     run = write_run(

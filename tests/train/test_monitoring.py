@@ -120,7 +120,7 @@ with scan_batches(TrainRequest(task="t", log_dir=folder, scan=[str(folder / "sca
 
 def has_ended(process: psutil.Process) -> bool:
     try:
-        return process.status() == psutil.STATUS_ZOMBIE
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
 

@@ -19,7 +19,6 @@ from inspect_rl_audit.policies import (
     always,
     made_up,
     submit_tool,
-    targets,
     to_all,
     use_tool,
 )
@@ -33,6 +32,7 @@ from inspect_rl_audit.records import (
     per_sample,
 )
 from inspect_tinker_plugin import TurnRequest
+from inspect_tinker_plugin.tasks import targets
 
 REFUSAL = "I'm sorry, but I can't help with that."
 

@@ -35,7 +35,6 @@ from inspect_rl_audit.policies import (
     holds,
     right_answer,
     shown,
-    targets,
     to_all,
 )
 from inspect_rl_audit.probes.scorer import find_data_files
@@ -49,6 +48,7 @@ from inspect_rl_audit.records import (
     on_samples,
 )
 from inspect_tinker_plugin import TurnRequest
+from inspect_tinker_plugin.tasks import targets
 
 _FEW = 2
 

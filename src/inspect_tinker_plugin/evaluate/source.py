@@ -116,7 +116,7 @@ def read_run(run: Path, step: str = "", *, base_url: str | None = None) -> Sourc
         context_window=(config.get("dataset_builder") or {}).get("context_window"),
         base_url=base_url if local or base_url else config.get("base_url"),
         max_tokens=int(config.get("max_tokens") or MAX_TOKENS),
-        temperature=float(config.get("temperature") or 1.0),
+        temperature=float(config.get("temperature", 1.0)),
         run=run,
         local=local,
         lora_rank=int(identity.get("LoRA rank") or 0),
