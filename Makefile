@@ -102,7 +102,7 @@ WORKERS ?=
 PYTEST := $(BIN)/python -m pytest -q --dist loadgroup -n
 
 # What a newcomer can wait for: nothing that needs an engine, a server, programs of others or a corpus.
-QUICK := not slow and not nightly and not long and not docker and not local and not agents and not ray
+QUICK := not slow and not nightly and not long and not forks and not docker and not local and not agents and not ray
 test: $(STAMP) ## run the tests of each part: no engine, no server (five minutes)
 	@echo "About 5 minutes on two quiet cores. \`make check\` adds containers and servers, \`make test-all\` everything."
 	$(PYTEST) $(or $(WORKERS),4) -m "$(QUICK)"

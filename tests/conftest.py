@@ -56,8 +56,12 @@ def missing_extra(marker: str) -> str | None:
     return missing()
 
 
-WORKER_OF = {"docker": "docker", "agents": "docker", "local": "servers", "ray": "servers"}
-"""The worker of tests with a marker: those that share one engine, and those that start servers.
+WORKER_OF = {
+    "forks": "servers",
+    **{"docker": "docker", "agents": "docker", "local": "servers", "ray": "servers"},
+}
+"""The worker of tests with a marker, the first that is found: those that start servers or fork from
+one process that has imported everything, and those that share an engine.
 
 The tests of the pool itself have a third worker: they are half of those with an engine.
 """

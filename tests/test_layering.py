@@ -6,6 +6,7 @@ Read from the source, not from `sys.modules`: an import inside a function counts
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
@@ -20,6 +21,8 @@ INTERNALS = "inspect_internals"
 
 TINKER = ("tinker", "tinker_cookbook")
 TINKER_FOLDERS = ("evaluate", "rl", "serve", "tokens", "train")
+
+pytestmark = pytest.mark.xdist_group("sources")  # which are parsed once
 
 # A test that needs a private name of Inspect says why, in a comment on the line.
 REASON = "# private: "
@@ -73,7 +76,11 @@ def _names(node: ast.AST, path: Path) -> list[str]:
 SOURCES = sorted(
     path for path in PACKAGE.rglob("*.py") if not path.is_relative_to(PACKAGE / "templates")
 )
-IMPORTS = [found for path in SOURCES for found in imports_of(path)]
+
+
+@functools.cache
+def all_imports() -> list[Import]:
+    return [found for path in SOURCES for found in imports_of(path)]
 
 
 def part_of(found: Import) -> str:
@@ -93,7 +100,9 @@ def test_the_walk_sees_late_and_guarded_imports(tmp_path: Path) -> None:
 
 
 def test_episodes_know_nothing_of_tinker() -> None:
-    complain([found for found in IMPORTS if part_of(found) == "episode" and found.is_of(*TINKER)])
+    complain(
+        [found for found in all_imports() if part_of(found) == "episode" and found.is_of(*TINKER)]
+    )
 
 
 def module_of(path: Path) -> str:
@@ -105,7 +114,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     """Late and typing-only imports count as well: a cycle means that something is misplaced."""
     modules = {module_of(path) for path in SOURCES}
     graph: dict[str, set[str]] = {module: set() for module in modules}
-    for found in IMPORTS:
+    for found in all_imports():
         target = found.name if found.name in modules else found.name.rpartition(".")[0]
         if target in modules:
             graph[module_of(ROOT / found.file)].add(target)
@@ -119,7 +128,7 @@ def test_tinker_is_imported_in_its_folders_or_late() -> None:
     complain(
         [
             found
-            for found in IMPORTS
+            for found in all_imports()
             if found.is_of(*TINKER)
             and part_of(found) not in TINKER_FOLDERS
             and not (found.late or found.typing_only)
@@ -135,7 +144,11 @@ def is_private_in_inspect(found: Import) -> bool:
 
 def test_private_names_of_inspect_are_in_one_package() -> None:
     complain(
-        [found for found in IMPORTS if is_private_in_inspect(found) and part_of(found) != INTERNALS]
+        [
+            found
+            for found in all_imports()
+            if is_private_in_inspect(found) and part_of(found) != INTERNALS
+        ]
     )
 
 
@@ -168,7 +181,7 @@ def test_facades_say_what_they_promise() -> None:
     without = []
     for path in SOURCES:
         text = path.read_text(encoding="utf-8")
-        imports = any(found.file == path.relative_to(ROOT).as_posix() for found in IMPORTS)
+        imports = any(found.file == path.relative_to(ROOT).as_posix() for found in all_imports())
         if path.name == "__init__.py" and imports and "__all__" not in text:
             names = [each for each in imports_of(path) if not each.is_of("__future__")]
             without += [str(path.relative_to(ROOT))] if names else []

@@ -99,7 +99,7 @@ async def test_a_call_that_is_given_up_and_made_again_is_one_more_sequence(tmp_p
     assert_exact(rollout)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STOCK_NIGHTLY)
 @pytest.mark.usefixtures("no_polling")
 async def test_eight_conversations_at_once_are_all_answered(kind: str, tmp_path: Path) -> None:
     result = await play_out(

@@ -209,8 +209,10 @@ def test_a_traceback_is_shown_on_request() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [[INSPECT, "rl"], [INSPECT_RL]],
-    ids=["inspect", "inspect-rl"],
+    [
+        pytest.param([INSPECT, "rl"], id="inspect"),
+        pytest.param([INSPECT_RL], id="inspect-rl", marks=pytest.mark.nightly),
+    ],
 )
 def test_options_come_from_dotenv_in_every_way_to_call_it(command: list[str], folder: Path) -> None:
     (folder / ".env").write_text("INSPECT_RL_EXPORT_LIMIT=2\nINSPECT_RL_EXPORT_OUTPUT=from_env\n")
@@ -219,6 +221,7 @@ def test_options_come_from_dotenv_in_every_way_to_call_it(command: list[str], fo
     assert len(rows(folder / "from_env")) == 2
 
 
+@pytest.mark.forks
 def test_ctrl_c_says_how_to_continue(folder: Path) -> None:
     journal = folder / "out" / ".inspect-rl-export" / "journal.jsonl"
     command = Command("export", "tasks.py@slow", "-o", "out", "--max-samples", "2", cwd=folder)

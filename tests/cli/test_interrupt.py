@@ -50,6 +50,7 @@ def interrupted(
     return command.wait()
 
 
+@pytest.mark.forks
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("by", "ignoring"),
@@ -84,8 +85,9 @@ def some():
 """
 
 
+@pytest.mark.forks
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["check", "bench"])
+@pytest.mark.parametrize("name", ["check", pytest.param("bench", marks=pytest.mark.nightly)])
 def test_a_task_that_loads_for_long_does_not_hold_up_a_signal(name: str, tmp_path: Path) -> None:
     done = interrupted(tmp_path, name, "tasks.py", tasks=SLOWLY_MADE)
     assert done.returncode == 128 + signal.SIGINT, done.stderr
@@ -143,6 +145,7 @@ def some():
 """
 
 
+@pytest.mark.forks
 @pytest.mark.docker
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["rollout", pytest.param("check", marks=pytest.mark.nightly)])

@@ -41,6 +41,7 @@ MODULE = ["-m", "inspect_tinker_plugin"]
 EPISODE = "a task that talks in an episode"
 
 
+@pytest.mark.forks
 @pytest.mark.parametrize(
     ("command", "arguments"),
     [

@@ -153,6 +153,7 @@ print("ended")
 """
 
 
+@pytest.mark.nightly
 def test_a_process_ends_whose_episodes_were_never_closed() -> None:
     done = subprocess.run(
         [sys.executable, "-c", ABANDONED], capture_output=True, text=True, timeout=PATIENCE

@@ -227,6 +227,6 @@ class ManyEpisodeCalls(EpisodeCalls):
 
 
 TestEpisodeCalls = EpisodeCalls.TestCase
-TestEpisodeCalls.settings = make_settings(15)
+TestEpisodeCalls.settings = make_settings(8)
 TestManyEpisodeCalls = pytest.mark.nightly(ManyEpisodeCalls.TestCase)
 TestManyEpisodeCalls.settings = make_settings(60)

@@ -170,7 +170,7 @@ print(first is not second)
 
 
 @pytest.mark.local
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_all_weights_of_a_local_run_have_one_server(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "local-server").mkdir()
     identity = {"model": str(tiny_model), "renderer": "qwen3_instruct"}

@@ -62,7 +62,16 @@ CHEATS = {
 }
 
 
-@pytest.mark.parametrize("cheat", CHEATS.values(), ids=CHEATS.keys())
+USUAL = {"exits", "equals everything", "answers for the runner", "looks for the answers"}
+
+
+@pytest.mark.parametrize(
+    "cheat",
+    [
+        pytest.param(code, id=name, marks=[] if name in USUAL else pytest.mark.nightly)
+        for name, code in CHEATS.items()
+    ],
+)
 def test_code_that_cheats_is_incorrect_for_every_function(
     run_samples: RunSamples, cheat: str
 ) -> None:

@@ -14,7 +14,7 @@ from nbclient import NotebookClient
 GALLERY = Path(__file__).parents[2] / "examples"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_notebook_goes_from_a_task_to_its_reward() -> None:
     notebook = nbformat.read(GALLERY / "first_dataset.ipynb", as_version=4)  # type: ignore[no-untyped-call]
     NotebookClient(notebook, timeout=250, kernel_name="python3").execute(cwd=str(GALLERY))

@@ -299,6 +299,7 @@ def exporting(folder: Path, pause: str, prepare: Callable[[], None] = hold_nothi
     return Command(*words, cwd=folder, environ={"PAUSE": pause}, prepare=prepare)
 
 
+@pytest.mark.forks
 @pytest.mark.slow
 def test_a_killed_export_continues_and_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
     journal = tmp_path / "out" / WORK / "journal.jsonl"
@@ -323,6 +324,7 @@ def test_a_killed_export_continues_and_ends_as_if_nothing_had_happened(tmp_path:
     assert 300 < (tmp_path / "seen.txt").read_text().count("\n") - before < 370
 
 
+@pytest.mark.forks
 def test_a_full_disk_is_one_line_and_the_export_can_continue(tmp_path: Path) -> None:
     failed = exporting(tmp_path, "0", fill_disk).wait()
     assert failed.returncode == 1

@@ -123,6 +123,7 @@ async def test_two_workers_write_the_very_files_that_one_process_writes(
     assert seen[-1] == (90, 90, 1)
 
 
+@pytest.mark.nightly
 async def test_workers_prepare_the_samples_of_the_export_not_their_own() -> None:
     resolved = resolve_task("tasks.py@unsteady")
     order = [str(sample.id) for sample in resolved.task.dataset]
@@ -153,6 +154,7 @@ async def test_a_killed_worker_ends_the_export_which_any_number_continues_withou
     assert files("out") == files("one")
 
 
+@pytest.mark.nightly
 async def test_a_task_that_a_worker_cannot_load_is_one_error() -> None:
     with pytest.raises(ExportError, match=r"a worker process failed: TaskError: .*not in a worker"):
         await export("only_here", "out", workers=2)
@@ -178,6 +180,7 @@ def test_workers_share_the_samples_that_are_prepared_at_once(workers: int) -> No
         ExportOptions(workers=workers, max_samples=4)
 
 
+@pytest.mark.forks
 @pytest.mark.slow
 def test_a_signal_ends_the_workers_and_the_same_command_continues(folder: Path) -> None:
     words = ("export", "tasks.py@slow", "--output", "out", "--format", "jsonl", "--workers", "2")

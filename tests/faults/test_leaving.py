@@ -97,7 +97,10 @@ async def test_a_sandbox_whose_set_up_fails_is_released(
     assert sandbox_places("docker").alive == 0
 
 
-@pytest.mark.parametrize("after", [0.3, 1.0, 2.5, 4.0, 6.0])
+@pytest.mark.parametrize(
+    "after",
+    [0.3, 2.5, *(pytest.param(each, marks=pytest.mark.nightly) for each in (1.0, 4.0, 6.0))],
+)
 async def test_episodes_cancelled_in_parallel_leave_nothing(stack: Stack, after: float) -> None:
     chance = random.Random(after)
     [builder] = stack.dataset({"setup": "sleep 3"}, group_size=5).get_batch(0)
@@ -152,10 +155,11 @@ def leave(mode: str, stack: Stack) -> subprocess.Popen[str]:
 @pytest.mark.parametrize(
     "mode",
     [
-        *(pytest.param(mode, marks=pytest.mark.nightly) for mode in ("return", "raise")),
-        pytest.param("while the engine is asked", marks=pytest.mark.nightly),
-        "while starting",
         "interrupt",
+        *(
+            pytest.param(mode, marks=pytest.mark.nightly)
+            for mode in ("return", "raise", "while the engine is asked", "while starting")
+        ),
     ],
 )
 def test_leaving_a_process_leaves_no_container(mode: str, stack: Stack) -> None:
@@ -165,6 +169,7 @@ def test_leaving_a_process_leaves_no_container(mode: str, stack: Stack) -> None:
     assert stack.left() == []
 
 
+@pytest.mark.nightly
 def test_dropping_envs_releases_their_containers(stack: Stack) -> None:
     with leave("drop", stack) as process:
         assert process.stdout is not None

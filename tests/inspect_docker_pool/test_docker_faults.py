@@ -258,6 +258,7 @@ def _children_of(process: int) -> list[int]:
     return [int(child) for each in threads for child in (each / "children").read_text().split()]
 
 
+@pytest.mark.nightly
 async def test_what_asks_all_processes_to_end_does_not_end_the_watch(
     image: str, left_behind: Any
 ) -> None:
@@ -332,6 +333,7 @@ async def _retry(config: DockerPoolConfig) -> Any:
     raise last
 
 
+@pytest.mark.nightly
 async def test_containers_that_are_kept_on_purpose_outlive_the_process(
     image: str, left_behind: Any, manager: PoolManager
 ) -> None:

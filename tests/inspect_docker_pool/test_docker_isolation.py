@@ -67,7 +67,7 @@ def remapped_engine() -> Iterator[PrivateEngine]:
         yield engine
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_remapped_users_work(
     image: str,
     remapped_engine: PrivateEngine,

@@ -98,7 +98,9 @@ def containers_of(manager: PoolManager) -> int:
     ("config", "options", "countable"),
     [
         pytest.param({"max": 2}, {}, "containers", id="max"),
-        pytest.param({"max": 3}, {"max_sandboxes": 2}, "places", id="both"),
+        pytest.param(
+            {"max": 3}, {"max_sandboxes": 2}, "places", id="both", marks=pytest.mark.nightly
+        ),
         pytest.param(
             {}, {"max_sandboxes": 2}, "places", id="max_sandboxes", marks=pytest.mark.nightly
         ),

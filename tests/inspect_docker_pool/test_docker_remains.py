@@ -178,6 +178,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.nightly
 def test_a_forked_child_does_not_release_its_parents_sandbox() -> None:
     parent = subprocess.run(
         [sys.executable, "-c", _FORK], capture_output=True, text=True, timeout=60, check=False

@@ -179,6 +179,7 @@ def find_packages_in(folder: Path) -> None:
     default_plugins.cache_clear()
 
 
+@pytest.mark.forks
 def test_a_probe_that_fails_stops_no_other(tmp_path: Path) -> None:
     """It is exit code 3, and named with its plugin, package and version, as a hook is."""
     install(tmp_path, "broken_probes", BROKEN, version="3.1")

@@ -138,7 +138,7 @@ async def test_nothing_grave_is_found_in_an_example(path: Path, tmp_path: Path) 
     assert "probe-failed" not in {f.code for f in report.findings}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.docker
 async def test_with_an_engine_an_example_has_a_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -70,6 +70,7 @@ async def roll_out_batch(data: InspectRLDataset, index: int, words: str = "1") -
     await asyncio.gather(*[do_group_rollout(b, Words([words])) for b in data.get_batch(index)])
 
 
+@pytest.mark.forks
 @pytest.mark.slow
 def test_groups_of_one_batch_meet_from_several_processes(tmp_path: Path) -> None:
     data = dataset(arithmetic(4), tmp_path, batch_size=4, group_size=2)
@@ -85,6 +86,7 @@ def test_groups_of_one_batch_meet_from_several_processes(tmp_path: Path) -> None
     assert log.eval.dataset.samples == 4
 
 
+@pytest.mark.forks
 def test_a_worker_killed_while_it_writes_leaves_no_half_log_and_loses_no_other_group(
     tmp_path: Path,
 ) -> None:
@@ -101,6 +103,7 @@ def test_a_worker_killed_while_it_writes_leaves_no_half_log_and_loses_no_other_g
     assert [sample.id for sample in samples(log)] == ["s0"]
 
 
+@pytest.mark.forks
 def test_a_worker_killed_while_it_makes_a_log_doubles_nothing(tmp_path: Path) -> None:
     data = dataset(arithmetic(1), tmp_path)
     assert in_a_process(die_while_assembling, data.get_batch(0)[0], ["1"]) == -9
@@ -120,6 +123,7 @@ async def test_what_a_killed_training_left_is_finished_by_the_next_one(tmp_path:
     assert [sample.id for sample in samples(only_log(tmp_path))] == ["s0"]
 
 
+@pytest.mark.forks
 async def test_a_living_run_of_another_process_is_left_alone(tmp_path: Path) -> None:
     data = dataset(arithmetic(2), tmp_path, batch_size=2)
     await do_group_rollout(data.get_batch(0)[0], Words(["1"]))

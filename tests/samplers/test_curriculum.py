@@ -169,6 +169,7 @@ async def test_a_machine_without_the_samplers_folder_is_an_error_that_says_so(
         await sent.make_envs()
 
 
+@pytest.mark.forks
 def test_it_learns_from_groups_of_worker_processes(tmp_path: Path) -> None:
     data = curriculum(tmp_path)
     groups = data.get_batch(0)

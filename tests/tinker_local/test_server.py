@@ -75,6 +75,7 @@ def starter(model: Path, state: Path) -> Iterator[tuple[subprocess.Popen[str], i
             process.kill()
 
 
+@pytest.mark.nightly
 @needs_local
 async def test_work_ends_with_the_server_that_it_uses(tiny_model: Path, tmp_path: Path) -> None:
     """Its clients would try for minutes."""
@@ -127,6 +128,7 @@ with LocalServer(sys.argv[1]) as server:
 """
 
 
+@pytest.mark.nightly
 @needs_local
 def test_a_forked_child_does_not_stop_the_server_which_removes_what_dead_ones_left(
     tiny_model: Path, tmp_path: Path
@@ -162,6 +164,7 @@ def test_a_server_keeps_its_folder_and_a_lost_engine_is_an_error_with_the_log(
         assert caught.value.log == tmp_path / "server.log"
 
 
+@pytest.mark.nightly
 @needs_local
 def test_a_server_can_be_stopped_twice_and_started_again(tiny_model: Path) -> None:
     server = LocalServer(tiny_model)

@@ -19,12 +19,9 @@ from inspect_ai.solver import Generate, TaskState
 from tests.functions import make_solver
 from tests.packages import require_agent_clients
 
+from inspect_tinker_plugin.inspect_internals import in_dialect
+
 require_agent_clients()
-
-from anthropic import AsyncAnthropic  # noqa: E402
-from openai import AsyncOpenAI  # noqa: E402
-
-from inspect_tinker_plugin.inspect_internals import in_dialect  # noqa: E402
 
 PARAMETERS = {
     "type": "object",
@@ -92,6 +89,8 @@ class Chat(Program):
     async def ask(self, items: list[Item]) -> Any:
         function = {"name": "bash", "description": DESCRIPTION, "parameters": PARAMETERS}
         tools = {"tools": [{"type": "function", "function": function}]} if self.with_tools else {}
+        from openai import AsyncOpenAI
+
         async with AsyncOpenAI(**cast(Any, NOWHERE)) as client:
             create = cast(Any, client.chat.completions.create)
             reply = await create(model="inspect", messages=items, **tools)
@@ -115,6 +114,8 @@ class Responses(Program):
     async def ask(self, items: list[Item]) -> Any:
         tool = {"type": "function", "name": "bash", "description": DESCRIPTION, "strict": False}
         tools = {"tools": [{**tool, "parameters": PARAMETERS}]} if self.with_tools else {}
+        from openai import AsyncOpenAI
+
         async with AsyncOpenAI(**cast(Any, NOWHERE)) as client:
             create = cast(Any, client.responses.create)
             reply = await create(model="inspect", input=items, **tools)
@@ -140,6 +141,8 @@ class Anthropic(Program):
     async def ask(self, items: list[Item]) -> Any:
         tool = {"name": "bash", "description": DESCRIPTION, "input_schema": PARAMETERS}
         tools = {"tools": [tool]} if self.with_tools else {}
+        from anthropic import AsyncAnthropic
+
         async with AsyncAnthropic(**cast(Any, NOWHERE)) as client:
             create = cast(Any, client.messages.create)
             reply = await create(model="inspect", messages=items, max_tokens=1000, **tools)
