@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError
+from inspect_tinker_plugin.contracts.rewards import GroupMember
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.rl.ending import ALWAYS, MOST_FAILURES
 
@@ -92,12 +94,22 @@ async def test_it_pays_no_more_than_a_wrong_answer_of_another_group() -> None:
 
 
 async def test_it_pays_no_more_than_a_group_has_given_a_wrong_answer_before() -> None:
-    dataset = as_rl_dataset(task(2), renderer(), group_size=2, group_reward="best_of(rest=-2)")
+    async def harsh(members: Sequence[GroupMember]) -> list[float | None]:
+        own = [None if each.reward is None else each.reward.value for each in members]
+        return [-2.0 if value == 0.0 else value for value in own]
+
+    dataset = as_rl_dataset(task(2), renderer(), group_size=2, group_reward=harsh)
     paid = []
     for number, replies in enumerate([["right", "wrong"], ["right", "breaks it"]]):
         group = await do_group_rollout(dataset.get_batch(number)[0], Words(replies))
         paid.append(sorted(group.get_total_rewards()))
     assert paid == [[-2.0, 1.0], [-2.0, 1.0]]
+
+
+async def test_it_pays_no_more_than_a_group_would_give_a_wrong_answer() -> None:
+    for replies in (["right", "breaks it"], ["breaks it", "breaks it"]):
+        given = await rewards(replies, group_reward="best_of(rest=-2)")
+        assert given[-1] == -2.0
 
 
 async def test_a_stated_price_stays_as_it_is() -> None:

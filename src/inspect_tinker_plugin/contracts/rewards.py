@@ -71,7 +71,11 @@ class GroupMember:
 
 @runtime_checkable
 class GroupAggregator(Protocol):
-    """Turns a whole group of episodes of one sample into their final rewards."""
+    """Turns a whole group of episodes of one sample into their final rewards.
+
+    One that gives rewards below 0 says how low in an attribute ``least`` (a float): the price of an
+    episode whose policy made its sandbox fail is not above it.
+    """
 
     async def __call__(self, members: Sequence[GroupMember], /) -> Sequence[Reward | None]:
         """Return the final reward of each member, in order.

@@ -156,6 +156,8 @@ class LogRewards:
         """
         rewards = [figures(each).get("reward") for each in records if _is_complete(each)]
         least = min((value for value in rewards if value is not None), default=math.inf)
+        if self.group_reward is not None:
+            least = min(least, self.group_reward.least)
         for record in records:
             price = figures(record).get("reward")
             if price is None or _cause(record) not in PRICED:

@@ -195,6 +195,11 @@ class BestOf:
     def __post_init__(self) -> None:
         require_number("rest", self.rest)
 
+    @property
+    def least(self) -> float:
+        """The least that it gives."""
+        return self.rest
+
     async def __call__(self, members: Sequence[GroupMember]) -> list[Reward | None]:
         best = max((reward.value for _, reward in _find_compared(members).values()), default=0.0)
         return _revise(members, lambda _, reward: best if reward.value == best else self.rest)

@@ -209,6 +209,11 @@ class ResolvedGroupReward(_Resolved):
     role = "group reward"
     hook = "inspect_rl_group_aggregators"
 
+    @property
+    def least(self) -> float:
+        """The least reward that it says it gives; 0 where it says nothing."""
+        return float(getattr(self.aggregator, "least", 0.0))
+
     async def __call__(self, members: Sequence[GroupMember]) -> list[Reward | None]:
         """Return the final reward of each member, ``None`` where its own one is kept.
 

@@ -203,6 +203,8 @@ class InspectGroupBuilder(EnvGroupBuilder):
         endings = [await env.settle() for env in envs]
         finals = await self._final_rewards(endings)
         least = _least_honest(envs, endings, finals)
+        if (group_reward := self.handle.parts().group_reward) is not None:
+            least = min(least, group_reward.least)
         result: list[tuple[float, Metrics]] = []
         for env, ending, final, trajectory in zip(
             envs, endings, finals, trajectory_group, strict=True
