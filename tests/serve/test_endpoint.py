@@ -135,6 +135,8 @@ async def test_what_a_server_says_to_a_refused_request_is_logged_and_not_returne
     ("url", "message"),
     [
         ("localhost:8000", "is not http"),
+        ("http://localhost:port/v1", "is not http"),
+        ("http:///v1", "is not http"),
         ("http://me:secret@localhost/v1", "has a query, a fragment or a password"),
     ],
 )

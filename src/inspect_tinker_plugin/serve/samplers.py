@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import getLogger
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import aiohttp
 from pydantic import BaseModel, ConfigDict, Field
@@ -132,12 +133,17 @@ class Endpoint:
         Raises:
             ConfigError: It is none.
         """
-        if not self.url.startswith(("http://", "https://")):
-            raise ConfigError(
-                f"the sampler's address {self.url!r} is not http://... or https://..."
-            )
         if {"?", "#", "@"} & set(self.url):
             raise ConfigError("the sampler's address has a query, a fragment or a password")
+        try:
+            parts = urlsplit(self.url)
+            usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:  # of a port or of brackets
+            usable = False
+        if not usable:
+            raise ConfigError(
+                f"the sampler's address {self.url!r} is not http://host:port/... or https://..."
+            )
 
     @property
     def address(self) -> str:
