@@ -6,6 +6,7 @@ command, of its signals and of what it prints do not.
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import signal
@@ -13,13 +14,26 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import chdir
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.waiting import wait_until
 
-FORKING = multiprocessing.get_context("forkserver")
-FORKING.set_forkserver_preload(["tests.preloaded"])
+ROOT = Path(__file__).parents[1]
+PRELOADED = "tests.preloaded"
+
+
+@functools.cache
+def forking() -> ForkServerContext:
+    """Return the context of processes that fork from the one that has imported everything."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([PRELOADED])
+    with chdir(ROOT):  # that process finds the module here, and says nothing where it does not
+        forkserver.ensure_running()
+    return context
 
 
 class Command:
@@ -45,7 +59,7 @@ class Command:
         self._folder = TemporaryDirectory()
         variables = {**os.environ, **(environ or {})}
         given = (words, cwd, Path(self._folder.name), ignoring, prepare, variables)
-        self._process = FORKING.Process(target=_run, args=given)
+        self._process = forking().Process(target=_run, args=given)
         self._process.start()
 
     def wait_until(self, holds: Callable[[], object]) -> None:
@@ -79,6 +93,7 @@ def _run(
     prepare: Callable[[], object] | None,
     environ: Mapping[str, str],
 ) -> None:
+    assert PRELOADED in sys.modules
     for descriptor, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(printed / name, os.O_WRONLY | os.O_CREAT), descriptor)
     warnings.simplefilter("ignore")

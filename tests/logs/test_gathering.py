@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from inspect_ai.log import list_eval_logs
-from tests.commands import FORKING
+from tests.commands import forking
 from tests.logs.rollouts import (
     dataset,
     die_while_assembling,
@@ -55,7 +55,7 @@ class Silent(Words):
 
 
 def in_a_process(work: Callable[..., Any], *arguments: Any) -> int | None:
-    process = FORKING.Process(target=work, args=arguments)
+    process = forking().Process(target=work, args=arguments)
     process.start()
     process.join()  # a test that hangs is ended by pytest
     return process.exitcode
@@ -74,7 +74,7 @@ async def roll_out_batch(data: InspectRLDataset, index: int, words: str = "1") -
 @pytest.mark.slow
 def test_groups_of_one_batch_meet_from_several_processes(tmp_path: Path) -> None:
     data = dataset(arithmetic(4), tmp_path, batch_size=4, group_size=2)
-    with ProcessPoolExecutor(2, mp_context=FORKING) as pool:
+    with ProcessPoolExecutor(2, mp_context=forking()) as pool:
         got = [pool.submit(roll_out, b, ["1"]) for b in data.get_batch(0)]
         totals = [future.result() for future in got]
     log = only_log(tmp_path)
@@ -127,7 +127,7 @@ async def test_what_a_killed_training_left_is_finished_by_the_next_one(tmp_path:
 async def test_a_living_run_of_another_process_is_left_alone(tmp_path: Path) -> None:
     data = dataset(arithmetic(2), tmp_path, batch_size=2)
     await do_group_rollout(data.get_batch(0)[0], Words(["1"]))
-    with ProcessPoolExecutor(1, mp_context=FORKING) as pool:
+    with ProcessPoolExecutor(1, mp_context=forking()) as pool:
         assert await asyncio.wrap_future(pool.submit(assemble_pending, tmp_path)) == []
     await do_group_rollout(data.get_batch(0)[1], Words(["2"]))
     assemble_pending(tmp_path)

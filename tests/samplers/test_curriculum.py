@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from inspect_ai import eval_async
 from inspect_ai.dataset import Sample
-from tests.commands import FORKING
+from tests.commands import forking
 from tests.logs.rollouts import by_word
 from tests.logs.rollouts import roll_out as roll_out_there
 from tests.rl.policies import TOKENIZER, Words, renderer
@@ -173,7 +173,7 @@ async def test_a_machine_without_the_samplers_folder_is_an_error_that_says_so(
 def test_it_learns_from_groups_of_worker_processes(tmp_path: Path) -> None:
     data = curriculum(tmp_path)
     groups = data.get_batch(0)
-    with ProcessPoolExecutor(2, mp_context=FORKING) as pool:
+    with ProcessPoolExecutor(2, mp_context=forking()) as pool:
         for future in [pool.submit(roll_out_there, group, ["no", "no"]) for group in groups]:
             assert future.result() == [0.0, 0.0]
     data.get_batch(1)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from inspect_ai.log import read_eval_log
-from tests.commands import FORKING
+from tests.commands import forking
 from tests.train import drill
 from tests.train.runs import rows
 
@@ -27,7 +27,7 @@ def run(
 ) -> int | None:
     folder.mkdir(parents=True, exist_ok=True)
     given = (folder, model, server.environ, kill_at)
-    process = FORKING.Process(target=drill.run, args=given, kwargs=options)
+    process = forking().Process(target=drill.run, args=given, kwargs=options)
     process.start()
     process.join()
     return process.exitcode
