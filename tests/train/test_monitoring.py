@@ -126,7 +126,13 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
+@pytest.mark.parametrize(
+    "stop",
+    [
+        pytest.param(signal.SIGINT, id="interrupted", marks=pytest.mark.nightly),
+        pytest.param(signal.SIGKILL, id="killed"),
+    ],
+)
 def test_a_scan_ends_with_the_training(stop: signal.Signals, tmp_path: Path) -> None:
     pytest.importorskip("inspect_scout")
     temporary = tmp_path / "temporary"
