@@ -58,7 +58,10 @@ def missing_extra(marker: str) -> str | None:
 
 WORKER_OF = {
     "forks": "servers",
-    **{"docker": "docker", "agents": "docker", "local": "servers", "ray": "servers"},
+    "docker": "docker",
+    "agents": "docker",
+    "local": "servers",
+    "ray": "servers",
 }
 """The worker of tests with a marker, the first that is found: those that start servers or fork from
 one process that has imported everything, and those that share an engine.

@@ -7,6 +7,8 @@ import os
 import time
 from collections.abc import Callable
 
+import psutil
+
 
 def wait_until(holds: Callable[[], object], seconds: float = 60) -> None:
     """Wait in this thread until something holds; fail when it does not in time."""
@@ -22,6 +24,14 @@ def is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Whether a process has ended, waited for or not."""
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 async def until(holds: Callable[[], object], seconds: float = 60) -> None:

@@ -18,7 +18,7 @@ import pytest
 from tests.agents.sandboxed import free_port
 from tests.rl.policies import TOKENIZER, Words
 from tests.serve.engine import serving
-from tests.waiting import until
+from tests.waiting import has_ended, until
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.serve.app import run_server
@@ -66,14 +66,10 @@ async def test_workers_end_when_their_parent_is_killed() -> None:
         await read_until(server, "Application startup complete", 2)
         workers = psutil.Process(server.pid).children()
         server.kill()
-        await until(lambda: not any(map(is_running, workers)), seconds=180)
+        await until(lambda: all(map(has_ended, workers)), seconds=180)
     with socket.socket() as again:
         again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         again.bind(("127.0.0.1", int(port)))
-
-
-def is_running(process: psutil.Process) -> bool:
-    return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
 
 
 @pytest.mark.slow

@@ -87,10 +87,10 @@ class Chat(Program):
     """OpenAI's Chat Completions."""
 
     async def ask(self, items: list[Item]) -> Any:
-        function = {"name": "bash", "description": DESCRIPTION, "parameters": PARAMETERS}
-        tools = {"tools": [{"type": "function", "function": function}]} if self.with_tools else {}
         from openai import AsyncOpenAI
 
+        function = {"name": "bash", "description": DESCRIPTION, "parameters": PARAMETERS}
+        tools = {"tools": [{"type": "function", "function": function}]} if self.with_tools else {}
         async with AsyncOpenAI(**cast(Any, NOWHERE)) as client:
             create = cast(Any, client.chat.completions.create)
             reply = await create(model="inspect", messages=items, **tools)
@@ -112,10 +112,10 @@ class Responses(Program):
     """OpenAI's Responses."""
 
     async def ask(self, items: list[Item]) -> Any:
-        tool = {"type": "function", "name": "bash", "description": DESCRIPTION, "strict": False}
-        tools = {"tools": [{**tool, "parameters": PARAMETERS}]} if self.with_tools else {}
         from openai import AsyncOpenAI
 
+        tool = {"type": "function", "name": "bash", "description": DESCRIPTION, "strict": False}
+        tools = {"tools": [{**tool, "parameters": PARAMETERS}]} if self.with_tools else {}
         async with AsyncOpenAI(**cast(Any, NOWHERE)) as client:
             create = cast(Any, client.responses.create)
             reply = await create(model="inspect", input=items, **tools)
@@ -139,10 +139,10 @@ class Anthropic(Program):
     """Anthropic's Messages."""
 
     async def ask(self, items: list[Item]) -> Any:
-        tool = {"name": "bash", "description": DESCRIPTION, "input_schema": PARAMETERS}
-        tools = {"tools": [tool]} if self.with_tools else {}
         from anthropic import AsyncAnthropic
 
+        tool = {"name": "bash", "description": DESCRIPTION, "input_schema": PARAMETERS}
+        tools = {"tools": [tool]} if self.with_tools else {}
         async with AsyncAnthropic(**cast(Any, NOWHERE)) as client:
             create = cast(Any, client.messages.create)
             reply = await create(model="inspect", messages=items, max_tokens=1000, **tools)

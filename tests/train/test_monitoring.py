@@ -18,7 +18,7 @@ from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import includes
 from tests.rl.policies import Words, renderer
-from tests.waiting import wait_until
+from tests.waiting import has_ended, wait_until
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
@@ -116,13 +116,6 @@ folder = Path(sys.argv[1])
 with scan_batches(TrainRequest(task="t", log_dir=folder, scan=[str(folder / "scanner.py")])):
     time.sleep(600)
 """
-
-
-def has_ended(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
 
 
 @pytest.mark.slow

@@ -6,13 +6,11 @@ import asyncio
 import hashlib
 import os
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from inspect_ai.log import EvalLog, read_eval_log, write_eval_log
 
 from inspect_tinker_plugin import inspect_internals as internals
@@ -21,6 +19,7 @@ from inspect_tinker_plugin.contracts.policy import POLICY_PROVIDER
 from inspect_tinker_plugin.logs.header import add_rewards, count_errors, eval_results
 from inspect_tinker_plugin.logs.regrading import Failed, LogRewards, expected_scores
 from inspect_tinker_plugin.logs.rollout import own_scores
+from inspect_tinker_plugin.processes import alone_in
 from inspect_tinker_plugin.rewards import (
     MonitorPenalty,
     ResolvedGroupReward,
@@ -107,7 +106,8 @@ async def rescore(
         passed += count
         on_progress(passed, max(total, passed), len(done.failures))
 
-    with _alone_in(how.output):
+    taken = "is being written by another `inspect rl rescore`; choose another --output"
+    with alone_in(how.output, ".rescore.lock", taken=taken, keep=False):
         for source, size, (reward, group_reward) in zip(sources, sizes, rewards, strict=True):
             target = how.output / source.name
             about = {
@@ -137,27 +137,6 @@ async def rescore(
             done.scored += work.scored
             done.failures += work.failures
     return done
-
-
-@contextmanager
-def _alone_in(output: Path) -> Iterator[None]:
-    """Keep other processes from writing to a folder; the lock goes with this process."""
-    path = output / ".rescore.lock"
-    lock = FileLock(path, timeout=0)
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except Timeout as error:
-        raise ConfigError(
-            f"{output} is being written by another `inspect rl rescore`; choose another --output"
-        ) from error
-    except OSError as error:
-        raise ConfigError(f"cannot write to {output}: {error.strerror}") from error
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-        lock.release()
 
 
 def _renew_header(work: LogRewards, about: Mapping[str, Any]) -> None:

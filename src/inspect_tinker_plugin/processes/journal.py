@@ -1,5 +1,7 @@
 """Files that survive a kill: those written in one step, and journals of JSON objects, one per line.
 
+A folder that one process at a time writes to has a lock, which goes with its process.
+
 Each line of a journal ends with a checksum of the rest of it. Reading stops at the first line that
 was cut off or damaged: what follows counts as never written.
 """
@@ -9,9 +11,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from zlib import crc32
+
+from filelock import FileLock, Timeout
+
+from inspect_tinker_plugin.contracts.errors import ConfigError
 
 Record = Mapping[str, Any]
 
@@ -84,6 +91,35 @@ class Journal:
         fresh.path.unlink(missing_ok=True)
         fresh.write(*records)
         os.replace(fresh.path, self.path)
+
+
+@contextmanager
+def alone_in(folder: Path, name: str, *, taken: str, keep: bool = True) -> Iterator[None]:
+    """Keep other processes from writing to a folder; the lock goes with this process.
+
+    Args:
+        folder: The folder; made if missing.
+        name: Name of the lock in it.
+        taken: What is said of the folder when another process has it.
+        keep: Leave the file of the lock at the end.
+
+    Raises:
+        ConfigError: Another process has it, or it cannot be written.
+    """
+    lock = FileLock(folder / name, timeout=0)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout as error:
+        raise ConfigError(f"{folder} {taken}") from error
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written ({error.strerror})") from error
+    try:
+        yield
+    finally:
+        if not keep:
+            (folder / name).unlink(missing_ok=True)
+        lock.release()
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import chz
-from filelock import FileLock, Timeout
 from inspect_ai.log import read_eval_log
 from tinker_cookbook.rl import train as cookbook
 from tinker_cookbook.rl.rollouts import set_rollout_executor
@@ -31,6 +30,7 @@ from inspect_tinker_plugin.contracts.wording import counted, part_of
 from inspect_tinker_plugin.logs import RolloutStatus, assemble_pending, figures
 from inspect_tinker_plugin.logs.header import count_errors
 from inspect_tinker_plugin.logs.rollout import is_masked, trajectory
+from inspect_tinker_plugin.processes import alone_in
 from inspect_tinker_plugin.processes.workers import run_in_loop, stopped_like_ctrl_c
 from inspect_tinker_plugin.rl.mixture import MixedTask
 from inspect_tinker_plugin.rl.models import context_window, require_server, require_weights
@@ -71,6 +71,7 @@ if TYPE_CHECKING:
 
 LOCK = "run.lock"
 """File in a run's folder that is locked while the run is under way."""
+_UNDER_WAY = "is the folder of a run that is under way; choose another --log-dir"
 
 _MOST_AT_ONCE = 64
 
@@ -117,12 +118,12 @@ def train(request: TrainRequest) -> TrainResult:
     log_dir = request.log_dir.expanduser().absolute()
     request = replace(request, log_dir=log_dir)
     if (log_dir / LOCK).exists():  # a run that is under way is not planned again
-        with _alone_in(log_dir):
+        with alone_in(log_dir, LOCK, taken=_UNDER_WAY):
             pass
     # Everything that can be refused is refused before a server is started, and before the folder
     # is touched: --local leaves only its tiny model there, which the next command uses.
     run = plan_run(request, models=log_dir)
-    with _alone_in(log_dir):
+    with alone_in(log_dir, LOCK, taken=_UNDER_WAY):
         record_run(log_dir, run.identity())
         if run.trained and run.tested:
             request.say(
@@ -137,25 +138,6 @@ def train(request: TrainRequest) -> TrainResult:
     try_it = None if weights is None else _rollout_command(request, run.config, weights)
     evaluate_it = None if weights is None else _evaluation_command(request, run.config)
     return TrainResult(log_dir, log_dir / REPORT, read_steps(log_dir), weights, try_it, evaluate_it)
-
-
-@contextmanager
-def _alone_in(log_dir: Path) -> Iterator[None]:
-    """Keep other processes from training in a folder; the lock goes with this process."""
-    lock = FileLock(log_dir / LOCK, timeout=0)
-    try:
-        log_dir.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except Timeout as error:
-        raise ConfigError(
-            f"{log_dir} is the folder of a run that is under way; choose another --log-dir"
-        ) from error
-    except OSError as error:
-        raise ConfigError(f"{log_dir} cannot be written ({error.strerror})") from error
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 @dataclass(frozen=True)
