@@ -48,6 +48,7 @@ from inspect_tinker_plugin.cli import (
 )
 from inspect_tinker_plugin.options import DatasetOptions
 from inspect_tinker_plugin.plugins import counted, hookimpl, part_of
+from inspect_tinker_plugin.processes import alone_in
 from inspect_tinker_plugin.tasks import ResolvedTask, resolve_task, select_samples
 from inspect_tinker_plugin.train import plan_lines, read_prices
 
@@ -171,21 +172,23 @@ def _audit(choices: dict[str, Any]) -> AuditReport:
     dataset = DatasetOptions(**dataset_choices("audit", choices))
     resolved = load_task(choices, dataset.model_roles)
     name = resolved.task.name
-    out = choices["out"] or Path("audits") / name.rpartition("/")[2]
-    if choices["overwrite"]:  # logs of scripted episodes stay
-        (out / JOURNAL).unlink(missing_ok=True)
-        shutil.rmtree(out / ATTEMPTS, ignore_errors=True)
-    options = AuditOptions(
-        out=out,
-        dataset=dataset,
-        budget=choices["budget"] or DEFAULT_BUDGET,
-        prices=read_prices(choices["price"]) if choices["price"] else None,
-        attempts=_attempts(choices, dataset, resolved, out),
-        test_samples=_test_samples(choices),
-        **{name: choices[name] for name in _AS_THEY_ARE},
-    )
-    with progress_bar("episodes") as show:
-        return run_in_loop(run_audit(resolved.task, options, name=name, progress=show))
+    out = (choices["out"] or Path("audits") / name.rpartition("/")[2]).expanduser()
+    taken = "is being written by another `inspect rl audit`; choose another --out"
+    with alone_in(out, ".audit.lock", taken=taken, keep=False):
+        if choices["overwrite"]:  # logs of scripted episodes stay
+            (out / JOURNAL).unlink(missing_ok=True)
+            shutil.rmtree(out / ATTEMPTS, ignore_errors=True)
+        options = AuditOptions(
+            out=out,
+            dataset=dataset,
+            budget=choices["budget"] or DEFAULT_BUDGET,
+            prices=read_prices(choices["price"]) if choices["price"] else None,
+            attempts=_attempts(choices, dataset, resolved, out),
+            test_samples=_test_samples(choices),
+            **{name: choices[name] for name in _AS_THEY_ARE},
+        )
+        with progress_bar("episodes") as show:
+            return run_in_loop(run_audit(resolved.task, options, name=name, progress=show))
 
 
 _AS_THEY_ARE = ("probes", "samples", "gold", "parallel", "prompt_tokens", "group_size")

@@ -37,6 +37,7 @@ from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.options import DatasetOptions
 from inspect_tinker_plugin.plugins.manager import default_plugins
+from inspect_tinker_plugin.processes import alone_in
 from inspect_tinker_plugin.tasks import task_digest
 from inspect_tinker_plugin.testing.replies import scripted_model
 
@@ -286,6 +287,25 @@ def test_the_command_prints_json_and_nothing_else(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "audit.html").is_file()
     again = CliRunner().invoke(command, [*arguments, "--probe", "baselines", "--fail-on", "never"])
     assert again.exit_code == 0
+
+
+def test_two_audits_never_write_into_one_folder(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(TASK_FILE)
+    out = tmp_path / "out"
+    arguments = [str(tmp_path / "task.py"), "--out", str(out), "--probe", "samples"]
+    with alone_in(out, ".audit.lock", taken="is taken"):
+        (out / JOURNAL).write_text("of the audit that runs")
+        refused = CliRunner().invoke(command, [*arguments, "--overwrite"])
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert f"Error: {out} is being written by another `inspect rl audit`" in refused.stderr
+    assert (out / JOURNAL).read_text() == "of the audit that runs"
+
+
+def test_a_command_that_is_refused_leaves_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(TASK_FILE)
+    arguments = [str(tmp_path / "task.py"), "--out", str(tmp_path / "out"), "--probe", "unknown"]
+    assert CliRunner().invoke(command, arguments).exit_code == 1
+    assert not (tmp_path / "out").exists()
 
 
 SIGNAL_TASK = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import math
 import os
 import signal
 import subprocess
@@ -80,6 +81,22 @@ def test_batches_are_scanned_beside_the_training(tmp_path: Path) -> None:
     history = read_history(tmp_path)
     assert history.steps[0].figures["scan/about_answers"] == 0.5
     assert "<h2>Scans</h2>" in render(history)
+
+
+def test_results_of_several_kinds_and_failed_ones_leave_the_others_of_a_scanner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("inspect_scout")
+    outcomes = {"yes": True, "no": False, "half": 0.5, "odd": "odd", "inf": math.inf, "gap": None}
+    value = f"{outcomes!r}".replace("inf,", "float('inf'),") + "[transcript.messages[-1].text]"
+    scanner = SCANNER.replace('"4" in transcript.messages[-1].text', value)
+    (tmp_path / "scanner.py").write_text(scanner)
+    roll_out(tmp_path / ROLLOUT_LOGS, [*outcomes, "raised"])
+    monkeypatch.setattr("sys.stdin", io.StringIO("ended"))
+    scans._follow(tmp_path, [str(tmp_path / "scanner.py")], limit=9, tokens=None, model=None)
+    [row] = read_rows(tmp_path / SCANS)
+    names = ("", "/scanned", "/failed")
+    assert [row[f"scan/about_answers{name}"] for name in names] == [0.5, 3, 1]
 
 
 def test_a_batch_is_scanned_though_the_log_of_another_is_removed_meanwhile(

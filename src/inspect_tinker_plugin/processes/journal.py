@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -101,12 +101,14 @@ def alone_in(folder: Path, name: str, *, taken: str, keep: bool = True) -> Itera
         folder: The folder; made if missing.
         name: Name of the lock in it.
         taken: What is said of the folder when another process has it.
-        keep: Leave the file of the lock at the end.
+        keep: Leave the file of the lock at the end. Otherwise an empty folder that was made here
+            goes as well.
 
     Raises:
         ConfigError: Another process has it, or it cannot be written.
     """
     lock = FileLock(folder / name, timeout=0)
+    made = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
@@ -120,6 +122,9 @@ def alone_in(folder: Path, name: str, *, taken: str, keep: bool = True) -> Itera
         if not keep:
             (folder / name).unlink(missing_ok=True)
         lock.release()
+        if made and not keep:
+            with suppress(OSError):  # it holds something
+                folder.rmdir()
 
 
 def write_whole(path: Path, text: str) -> None:

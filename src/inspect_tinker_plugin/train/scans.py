@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import signal
@@ -170,7 +171,8 @@ def _scan(
         ]
     figures: dict[str, dict[str, Any]] = {}
     for name, uri, results in tables:
-        values = [float(value) for value in results["value"] if _is_figure(value)]
+        found = map(_figure, results["value"], results["value_type"])
+        values = [value for value in found if value is not None]
         row = figures.setdefault(uri.rpartition("/")[2], {})
         if values:
             row[f"scan/{name}"] = sum(values) / len(values)
@@ -180,9 +182,15 @@ def _scan(
     return figures
 
 
-def _is_figure(value: object) -> bool:
-    """Whether a result counts: a number or a truth value, and no gap of a table."""
-    return hasattr(value, "__float__") and value == value
+def _figure(value: object, kind: str) -> float | None:
+    """Return a result as a number, true as 1; ``None`` if it is neither, or not finite.
+
+    Where some results of a scanner are of another kind, or missing, its table has all as text.
+    """
+    if kind == "boolean":
+        return float(str(value).lower() == "true")
+    figure = float(str(value)) if kind == "number" else math.nan
+    return figure if math.isfinite(figure) else None
 
 
 def _follow(folder: Path, scanners: Sequence[str], **options: Any) -> None:
