@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from inspect_ai import SampleSource, Task
 from inspect_ai.dataset import Sample
@@ -142,6 +143,35 @@ async def test_a_cancelled_export_continues_where_it_stopped(tmp_path: Path) -> 
     assert sorted(again) == list(range(report.continued, 13))  # the last one is compared
     assert ids(tmp_path / "out") == [str(n) for n in range(1, 13)]
     assert not (tmp_path / "out" / WORK).exists()
+
+
+async def test_a_cancelled_export_cancels_all_samples_before_it_waits_for_one(
+    tmp_path: Path,
+) -> None:
+    # a sandbox of Inspect is released by a subprocess, for which the others' commands have a place
+    begun, released, others_end = Seen(), list[Any](), asyncio.Event()
+
+    @make_solver
+    async def holding(state: TaskState, generate: Generate) -> TaskState:
+        begun.append(state.sample_id)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            if state.sample_id == 2:
+                others_end.set()
+            with anyio.move_on_after(5, shield=True):
+                await others_end.wait()
+                released.append(state.sample_id)
+        return state
+
+    task = numbers(2)
+    task.solver = holding()
+    run = asyncio.create_task(export(task, tmp_path / "out"))
+    await begun.has(2)
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert sorted(released) == [1, 2]
 
 
 async def interrupted(folder: Path, **options: Any) -> None:

@@ -239,8 +239,10 @@ class Rows:
                     made = self._row(offset + following, samples[following], places)
                     pending.append(asyncio.create_task(made))
                     following += 1
-                yield await pending[0]
-                pending.popleft()
+                # Awaited itself, it alone would be cancelled at first, and its release of a sandbox
+                # could wait for places that commands of the others have.
+                await asyncio.wait([pending[0]])
+                yield pending.popleft().result()
         finally:
             for task in pending:
                 task.cancel()
