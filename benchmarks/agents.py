@@ -20,8 +20,8 @@ from tinker_cookbook.rl.types import Trajectory, Transition
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
+from inspect_tinker_plugin.rl.group import in_branch_order
 from inspect_tinker_plugin.testing import tokenizer_path
-from inspect_tinker_plugin.tokens.datums import in_branch_order
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer, EpisodeTokens
 
 FANS = [(1, 8), (2, 8), (8, 8), (16, 4)]

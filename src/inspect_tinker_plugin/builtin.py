@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from inspect_tinker_plugin.contracts.hooks import Sampler
+from inspect_tinker_plugin.contracts.hooks import Sampler, ToolExecutor
 from inspect_tinker_plugin.contracts.rewards import GroupAggregator, RewardAggregator
-from inspect_tinker_plugin.contracts.tools import ToolExecutor
 from inspect_tinker_plugin.plugins.hookspecs import hookimpl
 from inspect_tinker_plugin.rewards.builtin import REWARD_AGGREGATORS
 from inspect_tinker_plugin.rewards.group import GROUP_AGGREGATORS
-from inspect_tinker_plugin.samplers.builtin import SAMPLERS
-from inspect_tinker_plugin.tools.executors import TOOL_EXECUTORS
+from inspect_tinker_plugin.samplers import SAMPLERS
+from inspect_tinker_plugin.tools import TOOL_EXECUTORS
 
 
 @hookimpl

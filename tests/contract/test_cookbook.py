@@ -36,10 +36,9 @@ from tinker_cookbook.rl.types import (
 from inspect_tinker_plugin.contracts.errors import EpisodeClosedError
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset, as_rl_dataset
 from inspect_tinker_plugin.rl.env import InspectEnv
-from inspect_tinker_plugin.rl.group import InspectGroupBuilder
+from inspect_tinker_plugin.rl.group import InspectGroupBuilder, in_branch_order
 from inspect_tinker_plugin.testing import load_renderer
 from inspect_tinker_plugin.tokens.continuation import Turn
-from inspect_tinker_plugin.tokens.datums import in_branch_order
 
 
 def parameters(function: Callable[..., Any]) -> list[str]:

@@ -334,7 +334,7 @@ async def test_an_episode_that_was_cut_off_leaves_the_collector_nothing(ends: st
 
 
 async def test_descriptions_of_tools_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inspect_tinker_plugin.inspect_internals.samples._MANY_DESCRIPTIONS", 20)
+    monkeypatch.setattr("inspect_tinker_plugin.inspect_internals.tasks._MANY_DESCRIPTIONS", 20)
     module = sys.modules["inspect_ai.tool._tool_info"]
     agent = as_solver(react(tools=[add()]))
     task = Task(dataset=[Sample(id=1, input="?")], solver=agent, message_limit=8)

@@ -24,7 +24,7 @@ from inspect_ai.tool import ToolCall
 from tests.export.logged_runs import MODEL, add, adds_and_submits, agent, only_sample
 
 from inspect_tinker_plugin.contracts.errors import ExportError
-from inspect_tinker_plugin.export.conversations import Conversation, conversations
+from inspect_tinker_plugin.export.rows import Conversation, conversations
 from inspect_tinker_plugin.testing.replies import Script, call, say, scripted_model
 
 

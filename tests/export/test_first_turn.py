@@ -21,7 +21,7 @@ from tests.packages import run
 
 from inspect_tinker_plugin.contracts.errors import ExportError
 from inspect_tinker_plugin.episode.runner import _running
-from inspect_tinker_plugin.export.prompts import FirstTurns
+from inspect_tinker_plugin.export.rows import FirstTurns
 from inspect_tinker_plugin.options import DatasetOptions
 
 STARTED: list[str] = []
@@ -185,7 +185,7 @@ def test_an_export_loads_no_provider_that_it_does_not_ask(tmp_path: Path) -> Non
         "from inspect_ai import Task\n"
         "from inspect_ai.dataset import Sample\n"
         "from inspect_ai.solver import generate\n"
-        "from inspect_tinker_plugin.export.prompts import FirstTurns\n"
+        "from inspect_tinker_plugin.export.rows import FirstTurns\n"
         "turns = FirstTurns(Task(solver=generate()))\n"
         "asyncio.run(turns.of(Sample(id=1, input='?')))\n"
         "names = ('inspect_ai.model._openai_responses', 'openai', 'anthropic')\n"

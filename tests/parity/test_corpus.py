@@ -21,9 +21,9 @@ from tinker_cookbook.rl.types import Trajectory
 from inspect_tinker_plugin.logs.rollout import SAMPLED_KEY, record_trajectory
 from inspect_tinker_plugin.logs.rollout import trajectory as logged_trajectory
 from inspect_tinker_plugin.rl.env import InspectEnv
+from inspect_tinker_plugin.rl.group import arrange
 from inspect_tinker_plugin.testing.kit import ParityReport, Side, describe
 from inspect_tinker_plugin.testing.traces import Trace, differences
-from inspect_tinker_plugin.tokens.datums import arrange
 
 CASES = load_corpus(Path(__file__).parent / "corpus")
 

@@ -42,7 +42,7 @@ from inspect_tinker_plugin.rl.hooks import (
     EpisodeHooks,
     Observers,
 )
-from inspect_tinker_plugin.samplers.state import resolve_sampler
+from inspect_tinker_plugin.samplers import resolve_sampler
 from inspect_tinker_plugin.tasks.loading import find_providers
 from inspect_tinker_plugin.tasks.samples import SelectedSamples, sample_stages
 from inspect_tinker_plugin.testing import call, say

@@ -29,8 +29,7 @@ from inspect_tinker_plugin.plugins.manager import default_plugins
 from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset, Sampled, as_rl_dataset
 from inspect_tinker_plugin.rl.mixture import as_rl_mixture
-from inspect_tinker_plugin.samplers.builtin import Curriculum
-from inspect_tinker_plugin.samplers.state import SamplerState
+from inspect_tinker_plugin.samplers import Curriculum, SamplerState
 from inspect_tinker_plugin.testing import scripted_model
 
 

@@ -26,9 +26,9 @@ from tinker_cookbook.rl.types import Trajectory, Transition
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.episode.runner import Episode, EpisodeRunner
 from inspect_tinker_plugin.options import EpisodeOptions
+from inspect_tinker_plugin.rl.group import in_branch_order
 from inspect_tinker_plugin.testing import say
 from inspect_tinker_plugin.testing.policy import reply_tokens
-from inspect_tinker_plugin.tokens.datums import in_branch_order
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer, EpisodeTokens
 from inspect_tinker_plugin.tokens.prompts import PromptCache
 

@@ -27,9 +27,8 @@ from inspect_tinker_plugin.logs.staging import GroupSlot, LogRun, runs_in
 from inspect_tinker_plugin.rl.hooks import LIVE, LiveRollouts
 from inspect_tinker_plugin.testing import ScriptedPolicy, load_renderer
 from inspect_tinker_plugin.train.history import METRICS, REPORT, REWARD, ROLLOUT_LOGS, RUN, TEST
-from inspect_tinker_plugin.train.progress import show_progress
+from inspect_tinker_plugin.train.progress import RunState, read_state, show_progress, watchable
 from inspect_tinker_plugin.train.report import write_report
-from inspect_tinker_plugin.train.watching import RunState, read_state, watchable
 
 
 @pytest.fixture

@@ -350,7 +350,7 @@ def watch_command(run: Path, once: bool) -> None:
     from rich.live import Live
 
     from inspect_tinker_plugin.train.history import RUN
-    from inspect_tinker_plugin.train.watching import read_state, show_state
+    from inspect_tinker_plugin.train.progress import read_state, show_state
 
     if not (run / RUN).is_file():
         raise ConfigError(f"{run} is not the folder of a run of `inspect rl train`")

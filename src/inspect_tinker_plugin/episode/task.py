@@ -20,11 +20,7 @@ from inspect_ai.util import SandboxEnvironmentSpec, SandboxEnvironmentType, regi
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import SolverLike
 from inspect_tinker_plugin.contracts.errors import ConfigError
-from inspect_tinker_plugin.contracts.policy import (
-    POLICY_MODEL,
-    check_side_roles,
-    read_side_models,
-)
+from inspect_tinker_plugin.contracts.policy import POLICY_MODEL, check_side_roles, read_side_models
 from inspect_tinker_plugin.episode.model import MergedConfigs, PolicyModel, RoleBook, scoring
 from inspect_tinker_plugin.episode.monitors import resolve_monitors
 from inspect_tinker_plugin.inspect_internals.releases import require_tried

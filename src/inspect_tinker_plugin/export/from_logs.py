@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from inspect_tinker_plugin.contracts.errors import ExportError
-from inspect_tinker_plugin.export.conversations import (
+from inspect_tinker_plugin.export.folder import ExportFolder, Failure
+from inspect_tinker_plugin.export.layouts import Row, compared_row, log_schema, spoken_rows
+from inspect_tinker_plugin.export.options import TRAIN, LogExportOptions
+from inspect_tinker_plugin.export.pipeline import ExportReport, OnProgress
+from inspect_tinker_plugin.export.rows import (
     Conversation,
     conversations,
     require_text,
     to_text,
 )
-from inspect_tinker_plugin.export.folder import ExportFolder, Failure
-from inspect_tinker_plugin.export.layouts import Row, compared_row, log_schema, spoken_rows
-from inspect_tinker_plugin.export.options import TRAIN, LogExportOptions
-from inspect_tinker_plugin.export.pipeline import ExportReport, OnProgress
 from inspect_tinker_plugin.logs.index import UNREAD, Entry, Index, Reader, find_logs, index_logs
 from inspect_tinker_plugin.tasks.samples import held_out_hashes, sample_hash
 

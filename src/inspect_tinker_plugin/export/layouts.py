@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from inspect_tinker_plugin.contracts.errors import ConfigError, ExportError
-from inspect_tinker_plugin.export.conversations import Conversation
 from inspect_tinker_plugin.export.options import LAYOUTS, Form, Layout
+from inspect_tinker_plugin.export.rows import Conversation
 
 if TYPE_CHECKING:
     from datasets import Features

@@ -26,7 +26,7 @@ from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.export.folder import ExportFolder, Failure
 from inspect_tinker_plugin.export.layouts import Row, prompt_row, prompt_schema
 from inspect_tinker_plugin.export.options import TRAIN, ExportOptions
-from inspect_tinker_plugin.export.prompts import FirstTurns, row_of
+from inspect_tinker_plugin.export.rows import FirstTurns, row_of
 from inspect_tinker_plugin.processes.workers import (
     dump,
     freeze_memory_once,

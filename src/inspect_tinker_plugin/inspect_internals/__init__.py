@@ -16,9 +16,8 @@ from inspect_tinker_plugin.contracts.errors import VersionError
 from inspect_tinker_plugin.inspect_internals.releases import SUPPORTED_INSPECT
 
 try:
-    from inspect_tinker_plugin.inspect_internals import calls, samples, sandboxes, tasks
+    from inspect_tinker_plugin.inspect_internals import calls, sandboxes, tasks
     from inspect_tinker_plugin.inspect_internals.calls import *
-    from inspect_tinker_plugin.inspect_internals.samples import *
     from inspect_tinker_plugin.inspect_internals.sandboxes import *
     from inspect_tinker_plugin.inspect_internals.tasks import *
 except (ImportError, AttributeError) as error:
@@ -30,6 +29,5 @@ except (ImportError, AttributeError) as error:
 
 __all__: list[str] = ["SUPPORTED_INSPECT"]
 __all__ += calls.__all__
-__all__ += samples.__all__
-__all__ += sandboxes.__all__
 __all__ += tasks.__all__
+__all__ += sandboxes.__all__

@@ -15,6 +15,9 @@ from inspect_tinker_plugin.contracts.hooks import (
     SamplePool,
     Sampler,
     SampleStage,
+    ToolExecutor,
+    ToolInvocation,
+    ToolScope,
     TurnTaken,
 )
 from inspect_tinker_plugin.contracts.rewards import (
@@ -24,7 +27,6 @@ from inspect_tinker_plugin.contracts.rewards import (
     RewardAggregator,
 )
 from inspect_tinker_plugin.contracts.sandboxes import SandboxMapper
-from inspect_tinker_plugin.contracts.tools import ToolExecutor, ToolInvocation, ToolScope
 from inspect_tinker_plugin.contracts.wording import counted, part_of
 from inspect_tinker_plugin.plugins.expressions import Catalogue, ExpressionError, build
 from inspect_tinker_plugin.plugins.hookspecs import hookimpl

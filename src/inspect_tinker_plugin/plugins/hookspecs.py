@@ -23,9 +23,13 @@ if TYPE_CHECKING:
     from inspect_ai.scorer import Scorer
     from inspect_ai.util import SandboxEnvironmentSpec
 
-    from inspect_tinker_plugin.contracts.hooks import EpisodeObserver, Sampler, SampleStage
+    from inspect_tinker_plugin.contracts.hooks import (
+        EpisodeObserver,
+        Sampler,
+        SampleStage,
+        ToolExecutor,
+    )
     from inspect_tinker_plugin.contracts.rewards import GroupAggregator, RewardAggregator
-    from inspect_tinker_plugin.contracts.tools import ToolExecutor
 
 PROJECT = "inspect_tinker_plugin"
 """Name of the pluggy project and of the entry-point group."""

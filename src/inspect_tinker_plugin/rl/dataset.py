@@ -31,7 +31,7 @@ from inspect_tinker_plugin.rl.group import InspectGroupBuilder
 from inspect_tinker_plugin.rl.hooks import with_plugin_scorers
 from inspect_tinker_plugin.rl.prewarm import Ahead, Batches
 from inspect_tinker_plugin.rl.task_handle import TaskHandle, log_folder, open_logs
-from inspect_tinker_plugin.samplers.state import (
+from inspect_tinker_plugin.samplers import (
     FOLDER,
     OutcomeFile,
     SamplerState,

@@ -8,6 +8,7 @@ import pickle
 import weakref
 from collections.abc import Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial
 from logging import getLogger
 from pathlib import Path
@@ -16,10 +17,17 @@ from typing import Any
 import chz
 from inspect_ai.dataset import Sample
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
-from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory
+from tinker_cookbook.rl.types import (
+    PARSE_ERROR_MASKED_METRIC_KEY,
+    Env,
+    EnvGroupBuilder,
+    Metrics,
+    Trajectory,
+    Transition,
+)
 
 from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError, TaskError
-from inspect_tinker_plugin.contracts.tools import Memory, ToolScope
+from inspect_tinker_plugin.contracts.hooks import Memory, ToolScope
 from inspect_tinker_plugin.logs import GroupSlot, Rollout, RolloutStatus, write_group
 from inspect_tinker_plugin.logs.rollout import read_group, rebuild_group, record_trajectory
 from inspect_tinker_plugin.options import DatasetOptions
@@ -30,9 +38,9 @@ from inspect_tinker_plugin.rl.ending import Ending, Received
 from inspect_tinker_plugin.rl.env import InspectEnv, wait_to_start
 from inspect_tinker_plugin.rl.hooks import EpisodeHooks
 from inspect_tinker_plugin.rl.task_handle import TaskHandle
-from inspect_tinker_plugin.samplers.state import OutcomeFile
+from inspect_tinker_plugin.samplers import OutcomeFile
 from inspect_tinker_plugin.tasks.loading import with_roles
-from inspect_tinker_plugin.tokens.datums import arrange, leave_out
+from inspect_tinker_plugin.tokens.continuation import Turn
 from inspect_tinker_plugin.tokens.episode import EpisodeTokens
 from inspect_tinker_plugin.tokens.prompts import PromptCache
 
@@ -359,3 +367,72 @@ def budgets(options: DatasetOptions) -> RolloutLimits | None:
     limits = limits or RolloutLimits()
     least = min(window, limits.max_trajectory_tokens or window)
     return chz.replace(limits, max_trajectory_tokens=least)
+
+
+def arrange(trajectory: Trajectory, turns: Sequence[Turn]) -> None:
+    """Put the transitions of a trajectory in branch order, in place."""
+    trajectory.transitions[:] = in_branch_order(trajectory.transitions, turns)
+
+
+def leave_out(trajectory: Trajectory, side: Sequence[bool], unheard: Sequence[bool]) -> None:
+    """Mark turns that are not trained on, with the mark for those whose calls cannot be read.
+
+    A program that asks for no model under the policy's own name has no main line to keep, and all
+    its turns stay.
+    """
+    keep_side = all(side)
+    for transition, aside, lost in zip(trajectory.transitions, side, unheard, strict=False):
+        if lost or (aside and not keep_side):
+            transition.metrics[PARSE_ERROR_MASKED_METRIC_KEY] = 1.0
+
+
+def in_branch_order(transitions: Sequence[Transition], turns: Sequence[Turn]) -> list[Transition]:
+    """Return transitions branch by branch, each without the part of its reply that no solver saw.
+
+    Args:
+        transitions: those of a trajectory, in time order.
+        turns: the answered turns of its episode, in time order.
+
+    Returns:
+        The transitions, branch by branch in the order of their first turns; the branch of the
+        last turn comes last, so that the transition that ended the episode stays last. A
+        transition that belongs to no turn (a runner's own, without tokens) keeps its place
+        among the first turns of branches.
+    """
+    branches: list[list[int]] = []
+    open_ends: dict[int, list[int]] = {}
+    result = list(transitions)
+    for index, transition in enumerate(transitions):
+        turn = turns[index] if index < len(turns) else None
+        if turn is None or not _is_of(transition, turn):
+            branches.append([index])
+            continue
+        result[index] = _drop_unseen(transition, turn)
+        branch = open_ends.pop(id(turn.parent), None)
+        if branch is None:
+            branch = []
+            branches.append(branch)
+        branch.append(index)
+        open_ends[id(turn)] = branch
+    last = len(transitions) - 1
+    branches.sort(key=lambda branch: branch[-1] == last)
+    return [result[index] for branch in branches for index in branch]
+
+
+def _is_of(transition: Transition, turn: Turn) -> bool:
+    return transition.ob.length == turn.length and tuple(transition.ac.tokens) == turn.sampled
+
+
+def _drop_unseen(transition: Transition, turn: Turn) -> Transition:
+    """Drop tokens sampled after the end of a reply, which nothing that was scored depends on."""
+    action = transition.ac
+    if turn.kept == len(action.tokens):
+        return transition
+    logprobs = action.maybe_logprobs
+    # Everything else stays, such as the sequence's id, which an asynchronous loss needs.
+    kept = replace(
+        action,
+        tokens=action.tokens[: turn.kept],
+        maybe_logprobs=None if logprobs is None else logprobs[: turn.kept],
+    )
+    return replace(transition, ac=kept)

@@ -29,9 +29,10 @@ from inspect_tinker_plugin.contracts.hooks import (
     EpisodeEnded,
     EpisodeObserver,
     EpisodeStarted,
+    ToolExecutor,
+    ToolFunction,
     TurnTaken,
 )
-from inspect_tinker_plugin.contracts.tools import ToolExecutor, ToolFunction
 from inspect_tinker_plugin.episode.runner import Episode
 from inspect_tinker_plugin.plugins.manager import default_plugins
 from inspect_tinker_plugin.processes import write_whole

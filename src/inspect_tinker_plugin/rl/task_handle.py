@@ -17,7 +17,7 @@ from tinker_cookbook.checkpoint_utils import CHECKPOINTS_BASE_NAME, get_last_che
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.errors import ConfigError, ErrorPolicy, RewardError, TaskError
-from inspect_tinker_plugin.contracts.tools import Memory, ToolExecutor, ToolFunction
+from inspect_tinker_plugin.contracts.hooks import Memory, ToolExecutor, ToolFunction
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.logs import LogRun, close_run, eval_spec, open_run
 from inspect_tinker_plugin.options import DatasetOptions

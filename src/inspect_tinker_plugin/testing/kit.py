@@ -16,11 +16,16 @@ from inspect_ai.util import SandboxEnvironmentType
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult
-from inspect_tinker_plugin.contracts.hooks import GroupOutcome, SamplePool, Sampler, SamplerSpec
-from inspect_tinker_plugin.contracts.tools import ToolScope
+from inspect_tinker_plugin.contracts.hooks import (
+    GroupOutcome,
+    SamplePool,
+    Sampler,
+    SamplerSpec,
+    ToolScope,
+)
 from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.options import EpisodeOptions
-from inspect_tinker_plugin.samplers.state import choose_positions, resolve_sampler
+from inspect_tinker_plugin.samplers import choose_positions, resolve_sampler
 from inspect_tinker_plugin.testing.replies import Player, Script, say
 from inspect_tinker_plugin.testing.sides import (
     PLAIN,

@@ -59,12 +59,11 @@ from inspect_tinker_plugin.train.history import (
     record_run,
 )
 from inspect_tinker_plugin.train.imitation import WarmStart, find_imitated
-from inspect_tinker_plugin.train.progress import show_progress
+from inspect_tinker_plugin.train.progress import show_progress, watchable
 from inspect_tinker_plugin.train.report import write_report
 from inspect_tinker_plugin.train.request import TrainRequest
 from inspect_tinker_plugin.train.scans import scan_batches
 from inspect_tinker_plugin.train.strategies import UseFinished, use_finished
-from inspect_tinker_plugin.train.watching import watchable
 
 if TYPE_CHECKING:
     from tinker_local import LocalServer

@@ -24,8 +24,9 @@ from inspect_ai.util import OutputLimitExceededError
 
 from inspect_tinker_plugin import inspect_internals
 from inspect_tinker_plugin.contracts.errors import ConfigError
-from inspect_tinker_plugin.contracts.tools import (
+from inspect_tinker_plugin.contracts.hooks import (
     ToolExecutor,
+    ToolExecutorError,
     ToolFunction,
     ToolInvocation,
     ToolScope,
@@ -33,6 +34,22 @@ from inspect_tinker_plugin.contracts.tools import (
 )
 from inspect_tinker_plugin.contracts.wording import counted, object_name
 from inspect_tinker_plugin.plugins.manager import build_from
+
+__all__ = [
+    "CachedExecutor",
+    "InspectExecutor",
+    "LimitedExecutor",
+    "RoutedExecutor",
+    "ScriptedExecutor",
+    "ToolExecutor",
+    "ToolExecutorError",
+    "ToolExecutorSpec",
+    "ToolFunction",
+    "ToolInvocation",
+    "ToolScope",
+    "resolve_tool_executor",
+    "use_tool_executor",
+]
 
 
 @dataclass(frozen=True)
