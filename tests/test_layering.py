@@ -190,7 +190,7 @@ def test_facades_say_what_they_promise() -> None:
 
 def test_tests_lie_in_folders_named_after_what_they_test() -> None:
     others = {"contract", "example_tasks", "faults", "parity"}
-    parts = {path.name for path in (*PACKAGE.iterdir(), *PACKAGE.parent.iterdir())}
+    parts = {path.stem for path in (*PACKAGE.iterdir(), *PACKAGE.parent.iterdir())}
     folders = {path.name for path in (ROOT / "tests").iterdir() if list(path.glob("test_*.py"))}
     assert not folders - parts - others
 
