@@ -24,7 +24,9 @@ KIND := $(if $(LATEST),latest,locked)
 STAMPS := $(VENV)/.setup-done-
 STAMP := $(STAMPS)$(if $(LATEST),latest-)$(subst $(comma),-,$(EXTRAS))
 TORCH := $(shell sed -n 's/^\(torch==[^ ;]*\).*/\1/p' constraints.txt)
-PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
+# pip would compile on one core.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-compile
+COMPILE := $(BIN)/python -m compileall -q -j 0 -x '/tests?/' $(VENV)/lib
 # Nothing is built with releases that are not in the lock: the build tools are installed first.
 INSTALL := $(PIP) $(LOCK) --no-build-isolation $(TORCH)
 BUILD_TOOLS := hatchling hatch-autorun hatch-fancy-pypi-readme hatch-vcs editables
@@ -52,6 +54,7 @@ $(STAMP): pyproject.toml constraints.txt $(PLUGINS)
 	@echo "setup 2/2: the package, the example plugins and development tools ($(KIND) releases)"
 	@$(PIP) $(LOCK) $(BUILD_TOOLS)
 	@$(INSTALL) -e '.[$(EXTRAS)]' $(addprefix -e ,$(patsubst %/,%,$(dir $(PLUGINS))))
+	@$(COMPILE) >/dev/null 2>&1 || true # some packages bring files for other releases of Python
 	@touch $@
 
 # The examples' commands run in containers if an engine has this image, else on this machine.
