@@ -419,7 +419,7 @@ def test_a_log_whose_samples_are_damaged_is_named(tmp_path: Path) -> None:
     log.write_bytes(content)
     with pytest.raises(ConfigError, match=f"{re.escape(log.name)} cannot be read"):
         asyncio.run(rescore([str(log)], Rescoring(output=tmp_path / "new")))
-    assert list((tmp_path / "new").iterdir()) == []
+    assert not (tmp_path / "new").exists()  # nor an empty folder
 
 
 def test_the_command_says_what_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
