@@ -7,17 +7,21 @@ from typing import Any
 
 import pytest
 from inspect_ai import Task
+from inspect_ai.approval import ApprovalPolicy, human_approver
 from inspect_ai.dataset import Sample
 from inspect_ai.event import InterruptEvent, ToolEvent
 from inspect_ai.model import ModelCost, ModelInfo, ModelOutput, get_model, set_model_info
 from inspect_ai.scorer import includes
-from inspect_ai.solver import generate, use_tools
+from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
+from inspect_ai.tool import ask_user
+from inspect_ai.util import input_screen
 from tests.rl.tasks import nap
 
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.options import EpisodeOptions
+from inspect_tinker_plugin.testing import call, play_episode, say
 
 
 def plain(**options: Any) -> Task:
@@ -75,3 +79,33 @@ async def test_a_tool_that_a_working_limit_cuts_off_is_logged_as_cancelled() -> 
     [interrupt] = [event for event in events if isinstance(event, InterruptEvent)]
     assert (interrupt.source, interrupt.interrupted) == ("limit", "tool_call")
     assert interrupt.interrupted_tool_call_id == cut.id
+
+
+@solver
+def asks_a_person() -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        with input_screen() as console:
+            state.metadata["said"] = console.input("Your name? ")
+        return await generate(state)
+
+    return solve
+
+
+def never(prompt: object = "") -> str:
+    raise AssertionError("the console was read")
+
+
+@pytest.mark.parametrize("asks", ["tool", "approver", "solver"])
+async def test_nobody_is_asked_at_the_console(asks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builtins.input", never)
+    task = Task(
+        dataset=[Sample(id=1, input="?", target="!")],
+        solver=[asks_a_person() if asks == "solver" else use_tools(ask_user()), generate()],
+        approval=[ApprovalPolicy(human_approver(), "*")] if asks == "approver" else None,
+    )
+    form = {"type": "object", "properties": {"name": {"type": "string"}}}
+    question = call("ask_user", message="Your name?", schema=form)
+    result = await play_episode(task, [say("", question), "!"])
+    assert result.error is not None
+    assert result.error.cause == ("solver" if asks == "solver" else "tool")
+    assert "nobody sits before a training" in str(result.error)

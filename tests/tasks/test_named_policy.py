@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from inspect_ai import Task, task
-from inspect_ai.model import ChatMessageAssistant, Model, get_model
+from inspect_ai.model import ChatMessageAssistant, GenerateConfig, Model, get_model
 from inspect_ai.scorer import Score, Target, mean
 from inspect_ai.solver import Generate, TaskState
 from tests.functions import make_scorer, make_solver
@@ -16,9 +16,10 @@ from tests.rl.policies import Words, renderer
 from tests.rl.tasks import sums
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
+from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
-from inspect_tinker_plugin.testing import check_parity_async, scripted_model
+from inspect_tinker_plugin.testing import check_parity_async, play_episode, scripted_model
 
 
 @make_solver
@@ -103,6 +104,41 @@ def test_a_role_in_the_body_is_the_role_s_model() -> None:
     assert rewards == [1.0]
     assert not words.prompts
     assert len(play(role_in_body)[1].prompts) == 1  # nobody else plays it, as in an eval
+
+
+@pytest.mark.parametrize("by_role", [False, True], ids=["model", "role"])
+@pytest.mark.parametrize("where", ["task", "call"])
+async def test_no_option_of_transport_reaches_it(
+    where: str, by_role: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("INSPECT_CACHE_DIR", str(tmp_path))
+    options = GenerateConfig(cache=True, timeout=1, attempt_timeout=1, max_connections=1)
+    own = GenerateConfig() if where == "task" else options
+
+    @make_solver
+    async def asking_twice(state: TaskState, generate: Generate) -> TaskState:
+        name = str(state.model)
+        named = get_model(default=name, role="user") if by_role else get_model(name)
+        said = [await named.generate("?", config=own) for _ in range(2)]
+        state.output = said[-1]
+        state.metadata["said"] = [each.completion for each in said]
+        return state
+
+    asked: list[GenerateConfig] = []
+
+    def answer(request: TurnRequest) -> str:
+        asked.append(request.config)
+        return str(len(asked))
+
+    task = Task(sums(1), solver=asking_twice(), config=options)
+    for first in (1, 3):
+        result = await play_episode(task, answer)
+        assert result.error is None
+        assert result.state.metadata["said"] == [str(first), str(first + 1)]
+    for config in asked:
+        assert (config.cache, config.timeout, config.attempt_timeout) == (None, None, None)
+        assert config.max_connections is not None
+        assert config.max_connections > 1000
 
 
 @pytest.mark.parametrize("task", [model_in_body, model_by_name])

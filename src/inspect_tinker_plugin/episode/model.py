@@ -176,10 +176,6 @@ class PolicyAPI(ModelAPI):
         **logged: Any,
     ) -> None:
         super().__init__(model_name, base_url, api_key, [], config)
-        if mailbox is None:
-            # Inspect makes the model with this very object; a parked call must hold no place.
-            for name, value in _POLICY_CONFIG.items():
-                setattr(config, name, value)
         self.attach(mailbox, max_turns=max_turns)
 
     def attach(self, mailbox: Mailbox | None, *, max_turns: int | None) -> None:
@@ -447,9 +443,25 @@ def note_refused(call: ToolCall, error: Exception) -> None:
         boundaries.stamp(error, Stamp(Cause.ARGUMENTS, f"arguments of the tool {call.function!r}"))
 
 
-def enclose_model(model: Model, call: Awaitable[Any]) -> Awaitable[Any]:
-    """Stamp what a model other than the policy raises: it is a judge, or plays another part."""
-    return call if isinstance(model, PolicyModel) else enclose(Cause.JUDGE, f"{model}", call)
+def enclose_model(model: Model, call: partial[Coroutine[Any, Any, Any]]) -> Awaitable[Any]:
+    """Stamp what a model other than the policy raises: it is a judge, or plays another part.
+
+    One that was named as the policy is called as the policy is.
+    """
+    if isinstance(model, PolicyModel):
+        return call()
+    if isinstance(model.api, PolicyAPI):
+        return _named_policy(model, model.api).generate(*call.args[1:], **call.keywords)
+    return enclose(Cause.JUDGE, f"{model}", call())
+
+
+def _named_policy(model: Model, api: PolicyAPI) -> PolicyModel:
+    """Make a policy with the options of a model that Inspect has made by the policy's name."""
+    policy = _copy_object(_templates()[0])
+    policy.api, policy.config, policy.merged = api, model.config, MergedConfigs()
+    if model.role is not None:
+        policy._set_role(model.role)
+    return policy
 
 
 @cache

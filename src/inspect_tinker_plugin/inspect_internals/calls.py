@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from copy import copy
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from importlib import import_module
 from importlib.metadata import version
 from types import SimpleNamespace
@@ -137,8 +137,8 @@ Enclosed = Callable[[str, Awaitable[Any]], Awaitable[Any]]
 NoteRefused = Callable[[ToolCall, Exception], None]
 """Is told of a call whose arguments cannot be converted, before its exception is raised."""
 
-EnclosedModel = Callable[[Model, Awaitable[Any]], Awaitable[Any]]
-"""The same for a call of a model."""
+EnclosedModel = Callable[[Model, partial[Coroutine[Any, Any, Any]]], Awaitable[Any]]
+"""The same for a call of a model, which it makes; its arguments begin with the model."""
 
 _inspect_call_tool = _call_tools.call_tool
 _inspect_generate = Model.generate
@@ -159,7 +159,7 @@ def enclose_calls(of_tool: Enclosed, of_model: EnclosedModel, note_refused: Note
 
     @wraps(_inspect_generate)
     def generate(self: Model, *args: Any, **kwargs: Any) -> Any:
-        return of_model(self, _inspect_generate(self, *args, **kwargs))
+        return of_model(self, partial(_inspect_generate, self, *args, **kwargs))
 
     Model.generate = generate  # type: ignore[method-assign]
 

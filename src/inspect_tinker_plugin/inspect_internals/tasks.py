@@ -13,9 +13,11 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 from inspect_ai import Task
+from inspect_ai._display.core.active import init_task_screen
+from inspect_ai._display.core.display import TaskScreen
 from inspect_ai._eval.context import init_task_context
 from inspect_ai._eval.loader import (
     create_file_tasks,
@@ -264,6 +266,19 @@ def sample_usage() -> dict[str, dict[str, ModelUsage] | None]:
     }
 
 
+class _NobodyThere(TaskScreen):
+    """The console of an episode, which nobody sits before: whoever asks there would wait for ever.
+
+    Inspect reads the answer in the event loop, so every other episode would wait, too.
+    """
+
+    def input_screen(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise RuntimeError(
+            "a person was asked at the console, and nobody sits before a training. Leave out what "
+            "asks (ask_user, the human approver), or put a model in the person's place"
+        )
+
+
 _CONTEXT_PARAMETERS = inspect.signature(init_task_context).parameters
 
 
@@ -275,6 +290,8 @@ def enter_task_context(
     sentinel: object,
 ) -> None:
     """Bind model, roles, approval, review and the sentinel of a task to the current context.
+
+    In it, nobody can be asked at the console.
 
     Releases up to 0.3.277 have nothing that asks for the task, and up to 0.3.278 nothing
     that asks for its description.
@@ -288,6 +305,7 @@ def enter_task_context(
         name: value for name, value in about_task.items() if name in _CONTEXT_PARAMETERS
     }
     init_task_context(model, model_roles, config, task.approval, task.review, **known)
+    init_task_screen(_NobodyThere())
 
 
 _MANY_DESCRIPTIONS = 1000
