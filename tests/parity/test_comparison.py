@@ -6,6 +6,7 @@ import copy
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from tests.rl.tasks import look
 from inspect_tinker_plugin.episode.model import PolicyAPI
 from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.testing import ScriptTurn, call, check_parity, check_parity_async, say
+from inspect_tinker_plugin.testing.kit import Side
 from inspect_tinker_plugin.testing.replies import ScriptedAPI
 from inspect_tinker_plugin.testing.sides import Conditions, ParityError, run_episode, run_eval
 from inspect_tinker_plugin.testing.traces import Trace, compare_traces, differences
@@ -44,6 +46,25 @@ async def traces() -> tuple[Trace, Trace]:
 async def test_two_evals_agree_with_each_other() -> None:
     first, second = await traces()
     assert compare_traces(first, second) == []
+
+
+@make_solver
+async def asks_with_a_cache(state: TaskState, generate: Generate) -> TaskState:
+    """The same question three times, the last time by `generate`."""
+    said = [await get_model().generate(state.messages, cache=True) for _ in range(2)]
+    state.metadata["said"] = [each.completion for each in said]
+    return await generate(state, cache=True)
+
+
+@pytest.mark.parametrize("side", ["messages", "tokens"])
+async def test_no_cache_answers_for_a_script(
+    side: Side, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("INSPECT_CACHE_DIR", str(tmp_path))
+    task = Task(dataset=[Sample(input="?", target="3")], solver=asks_with_a_cache())
+    for _ in range(2):
+        [report] = await check_parity_async(task, script=["1", "2", "3"], side=side)
+        assert report.agrees, report.differences
 
 
 def change(path: str, value: Any) -> Callable[[dict[str, Any]], None]:

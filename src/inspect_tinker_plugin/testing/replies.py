@@ -336,6 +336,14 @@ class ScriptedAPI(ModelAPI):
     count_text_tokens = PolicyAPI.count_text_tokens
 
 
+class ScriptedModel(Model):
+    """A model that Inspect's cache never answers for, as it never does for the policy."""
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Generate, whatever is said of the cache, which is the fifth argument."""
+        return super().generate(*args[:4], **{**kwargs, "cache": False})
+
+
 @modelapi(SCRIPTED)
 def scripted() -> type[ModelAPI]:
     """The provider behind ``scripted/...``."""
@@ -353,7 +361,8 @@ def scripted_model(script: Script, *, name: str = "model", keep_requests: bool =
         keep_requests: Keep a copy of every request; without, the script has to be a function,
             and costs are those of the calls alone.
     """
-    model = get_model(f"{SCRIPTED}/{name}", memoize=False)
+    made = get_model(f"{SCRIPTED}/{name}", memoize=False)
+    model = ScriptedModel(made.api, made.config)
     assert isinstance(model.api, ScriptedAPI)
     model.api.player = Player(script, name)
     model.api.keep_requests = keep_requests
