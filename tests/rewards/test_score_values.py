@@ -24,8 +24,19 @@ async def test_a_value_means_what_it_means_to_inspect(value: Any) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [math.nan, math.inf, "banana", "", "nan", {}, [], {"a": 1, "b": None}, {"a": "banana"}],
-    ids=repr,
+    [
+        math.nan,
+        math.inf,
+        10**400,
+        "banana",
+        "",
+        "nan",
+        {},
+        [],
+        {"a": 1, "b": None},
+        {"a": "banana"},
+    ],
+    ids=lambda value: f"{value!r:.20}",
 )
 @pytest.mark.parametrize("expression", ["mean", "first", "score:match"])
 async def test_what_is_no_number_is_unscored_not_zero(

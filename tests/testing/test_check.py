@@ -70,7 +70,7 @@ def unbuilt():
 
 @task
 def repeated():
-    return Task(dataset=samples(), scorer=includes(), epochs=Epochs(3, "mode"))
+    return Task(dataset=samples(), scorer=includes(), epochs=Epochs(3, ["mode", "at_least_2"]))
 
 class Odd:
     pass

@@ -385,7 +385,7 @@ async def _episodes(plan: _Plan) -> SideCost:
 
 
 async def _eval(plan: _Plan) -> SideCost:
-    from inspect_ai import eval_async
+    from inspect_ai import Epochs, eval_async
 
     from inspect_tinker_plugin.tasks.samples import with_samples
     from inspect_tinker_plugin.testing import scripted_model
@@ -402,7 +402,7 @@ async def _eval(plan: _Plan) -> SideCost:
             model=model,
             solver=options.solver,  # type: ignore[arg-type]  # agents and sequences are fine, too
             sandbox=sandbox,
-            epochs=plan.passes,
+            epochs=Epochs(plan.passes, "mean"),  # the task's own reducer may need more
             max_samples=plan.at_once,
             **eval_arguments(options),
             log_samples=False,

@@ -205,7 +205,10 @@ def _number(value: object, scorer: str, key: str | None, score: SampleScore) -> 
 def read_number(value: object) -> float | None:
     """Convert a value with Inspect's function; ``None`` where it would fall back to 0."""
     if isinstance(value, int | float):
-        number = _to_float(value)
+        try:
+            number = _to_float(value)
+        except OverflowError:  # an integer beyond every float
+            return None
         return number if math.isfinite(number) else None
     if not isinstance(value, str):
         return None

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
-from inspect_ai import Task, eval_async
+from inspect_ai import Epochs, Task, eval_async
 from inspect_ai.dataset import Sample
 from inspect_ai.log import EvalLog, read_eval_log_async
 from inspect_ai.solver import Solver
@@ -195,7 +195,7 @@ async def _eval(task: Task, model: Model, how: Conditions) -> EvalLog:
             model=model,
             solver=None if how.solver is None else how.solver(),
             sandbox=sandbox,
-            epochs=1,
+            epochs=Epochs(1, "mean"),  # the task's own reducer may need more
             log_dir=log_dir,
             log_realtime=False,
             fail_on_error=False,
