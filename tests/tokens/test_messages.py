@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import enum
 import io
 import json
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from inspect_ai.model import (
     ContentText,
     ContentVideo,
 )
-from inspect_ai.tool import ToolCall, ToolCallError
+from inspect_ai.tool import ToolCall, ToolCallError, ToolInfo, ToolParam, ToolParams
 from PIL import Image
 from tests.tokens.conversations import BASH, SUBMIT, opening, request
 from tests.tokens.formats import renderer, tokenizer
@@ -78,6 +80,26 @@ def test_tools_are_described_by_name_description_and_json_schema() -> None:
             "additionalProperties": False,
         },
     }
+
+
+class Pace(enum.Enum):
+    SLOW = "slow"
+
+
+@pytest.mark.parametrize(
+    ("default", "written"),
+    [
+        (date(2024, 5, 6), '"2024-05-06"'),
+        (datetime(2024, 5, 6, tzinfo=UTC), '"2024-05-06T00:00:00Z"'),
+        (Pace.SLOW, '"slow"'),
+        ({1}, "[1]"),
+    ],
+    ids=["date", "datetime", "enum", "set"],
+)
+def test_a_default_of_any_type_is_written_as_json(default: object, written: str) -> None:
+    parameters = ToolParams(properties={"given": ToolParam(default=default)})
+    tool = ToolInfo(name="wait", description="Wait.", parameters=parameters)
+    assert f'"default": {written}' in prompt_text(INSTRUCT, opening(), tools=[tool])
 
 
 def test_tools_and_system_message_stand_in_one_opening() -> None:

@@ -72,7 +72,9 @@ def tool_specs(tools: Sequence[ToolInfo], write: Write = spell_out) -> list[Tool
         ToolSpec(
             name=write(tool.name),
             description=write(tool.description),
-            parameters=spell_all_out(tool.parameters.model_dump(exclude_none=True), write),
+            parameters=spell_all_out(
+                tool.parameters.model_dump(mode="json", exclude_none=True), write
+            ),
         )
         for tool in tools
     ]
