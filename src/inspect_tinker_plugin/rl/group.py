@@ -370,7 +370,13 @@ def budgets(options: DatasetOptions) -> RolloutLimits | None:
 
 
 def arrange(trajectory: Trajectory, turns: Sequence[Turn]) -> None:
-    """Put the transitions of a trajectory in branch order, in place."""
+    """Put the transitions of a trajectory in branch order, in place.
+
+    The cookbook joins a transition to the one before it when its prompt begins with that whole
+    sequence. A solver that runs several conversations at once interleaves their turns, so no turn
+    would follow its own. In branch order each branch of the episode is one datum; sums over a
+    trajectory do not depend on the order.
+    """
     trajectory.transitions[:] = in_branch_order(trajectory.transitions, turns)
 
 
