@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -150,9 +151,13 @@ def _identity(task: Task, name: str | None, options: AuditOptions) -> dict[str, 
         "chosen": options.samples,
         "dataset": name_value(replace(options.dataset, **_FREE)),
         "solver": name_value(options.dataset.solver),
-        "gold": options.gold,
+        "gold": options.gold if (script := Gold(options.gold).script) is None else _digest(script),
         "version": __version__,
     }
+
+
+def _digest(script: Path) -> str:
+    return f"{script.name} {hashlib.sha256(script.read_bytes()).hexdigest()}"
 
 
 def resolve_probes(names: Sequence[str | Probe] = ()) -> Mapping[str, Probe]:

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 from inspect_ai import Task, score
 from inspect_ai.dataset import Sample
-from inspect_ai.log import read_eval_log_sample_summaries, write_eval_log
+from inspect_ai.log import read_eval_log, read_eval_log_sample_summaries, write_eval_log
 from inspect_ai.scorer import Score, Target, accuracy
 from inspect_ai.solver import TaskState
 from tests.export.logged_runs import (
@@ -362,18 +362,16 @@ def test_names_of_splits_that_are_none_are_refused(split: tuple[str, str]) -> No
 # interruptions
 
 
-def test_an_interrupted_export_goes_on_where_it_was(tmp_path: Path) -> None:
-    logs = scored(tmp_path / "logs", ["1 a", "1 a", "0 b"], count=6)
-    choice = Choice(form="rejection")
-    whole = run_export(logs, tmp_path / "whole", choice, split=("test", "4"))
+def leave_unfinished(logs: Path, folder: Path, options: LogExportOptions) -> None:
+    """Interrupt an export behind its sixth run."""
 
     async def interrupted() -> None:
         at_three = asyncio.Event()
         export = asyncio.ensure_future(
             export_logs(
                 [str(logs)],
-                tmp_path / "out",
-                LogExportOptions(choice=choice, split=("test", "4")),
+                folder,
+                options,
                 on_progress=lambda done, total, failed: at_three.set() if done >= 6 else None,
             )
         )
@@ -383,12 +381,32 @@ def test_an_interrupted_export_goes_on_where_it_was(tmp_path: Path) -> None:
             await export
 
     asyncio.run(interrupted())
+
+
+def test_an_interrupted_export_goes_on_where_it_was(tmp_path: Path) -> None:
+    logs = scored(tmp_path / "logs", ["1 a", "1 a", "0 b"], count=6)
+    choice = Choice(form="rejection")
+    whole = run_export(logs, tmp_path / "whole", choice, split=("test", "4"))
+    leave_unfinished(logs, tmp_path / "out", LogExportOptions(choice=choice, split=("test", "4")))
     report = run_export(logs, tmp_path / "out", choice, split=("test", "4"))
     assert report.continued > 0
     assert report.rows == whole.rows
     assert report.left_out == whole.left_out == {"not good": 6, "the same as another": 8}
     for split in ("train", "test"):
         assert loaded(tmp_path / "out", split) == loaded(tmp_path / "whole", split)
+
+
+def test_an_export_is_not_continued_with_logs_that_were_scored_again(tmp_path: Path) -> None:
+    logs = scored(tmp_path / "logs", ["1 a", "0 b"], count=6)
+    choice = Choice(score="as_said")
+    leave_unfinished(logs, tmp_path / "out", LogExportOptions(choice=choice))
+    for path in logs.glob("*.eval"):
+        log = read_eval_log(str(path))
+        for sample in log.samples or []:
+            sample.scores = {**(sample.scores or {}), "another": Score(value=1)}
+        write_eval_log(log, str(path))
+    with pytest.raises(ExportError, match="the logs have changed since"):
+        run_export(logs, tmp_path / "out", choice)
 
 
 def test_an_export_that_is_cut_off_within_a_sample_has_all_or_none_of_its_rows(

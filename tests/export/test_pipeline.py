@@ -192,8 +192,12 @@ async def interrupted(folder: Path, **options: Any) -> None:
         ({"format": "jsonl"}, "format ('parquet', now 'jsonl')"),
         ({"dataset": DatasetOptions(limit=5)}, "limit (None, now 5)"),
         ({"solver_name": "other {}"}, "solver (None, now 'other {}')"),
+        (
+            {"dataset": DatasetOptions(model_roles={"guide": "mockllm/a"})},
+            "model_roles (None, now {'guide': 'mockllm/a'})",
+        ),
     ],
-    ids=["format", "limit", "solver"],
+    ids=["format", "limit", "solver", "roles"],
 )
 async def test_another_export_does_not_continue_this_one(
     tmp_path: Path, options: dict[str, Any], differs: str
@@ -206,10 +210,16 @@ async def test_another_export_does_not_continue_this_one(
     assert report.continued == 0
 
 
-async def test_an_export_is_not_continued_with_other_data(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("target", "changed"), ("metadata", {"level": 2}), ("files", {"a.txt": "a"})],
+)
+async def test_an_export_is_not_continued_with_other_data(
+    tmp_path: Path, column: str, value: Any
+) -> None:
     await interrupted(tmp_path / "out")
     other = numbers(10)
-    other.dataset[0].target = "changed"
+    setattr(other.dataset[0], column, value)
     with pytest.raises(ExportError, match="samples have changed since"):
         await export(other, tmp_path / "out")
 

@@ -51,6 +51,16 @@ async def test_a_solution_that_does_not_solve_is_reported(solver: Solver, tmp_pa
     assert "no such thing" in str(found.evidence)
 
 
+async def test_an_audit_is_not_continued_with_another_solution(tmp_path: Path) -> None:
+    file = tmp_path / "solve.sh"
+    options = AuditOptions(out=tmp_path / "out", probes=["gold"], gold=str(file), budget=["1"])
+    file.write_text("exit 3\n")
+    await run_audit(double(agent()), options)
+    file.write_text(SOLUTION)
+    with pytest.raises(ConfigError, match="holds another audit"):
+        await run_audit(double(agent()), options)
+
+
 @pytest.mark.parametrize("gold", ["nowhere.sh", "no_such_field"])
 async def test_a_source_that_names_nothing_is_refused(gold: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=gold):

@@ -331,6 +331,32 @@ def test_other_judges_may_be_given_by_name(name: str | list[str], tmp_path: Path
     assert (rewards(new), done.failures) == ([0.5, 0.5], [])
 
 
+def test_a_call_with_another_judge_continues_none(tmp_path: Path) -> None:
+    task = Task(dataset=sums(1), solver=generate(), scorer=by_judge())
+    options: dict[str, Any] = {"model_roles": {"judge": "logs_number/nan"}, "on_error": -1.0}
+    log = rolled(task, tmp_path / "old", [["a", "b"]], **options)
+    rescored(log, tmp_path / "new", roles={"judge": "logs_number/0.5"})
+    for other in ({"judge": "logs_number/0.25"}, {}):
+        with pytest.raises(ConfigError, match="is not what this command makes"):
+            rescored(log, tmp_path / "new", roles=other)
+    new, done = rescored(log, tmp_path / "new", roles={"judge": "logs_number/0.5"})
+    assert (rewards(new), done.earlier) == ([0.5, 0.5], 1)
+    assert (new.eval.metadata or {})["rescored"]["judges"] == {"judge": "logs_number/0.5"}
+
+
+def test_what_a_killed_call_was_writing_does_not_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = rolled(by_word(), tmp_path / "old")
+    with monkeypatch.context() as killed:  # neither renamed nor removed: the process is gone
+        killed.setattr("inspect_tinker_plugin.logs.rescoring.os.replace", lambda *_: None)
+        killed.setattr(Path, "unlink", lambda *_, **__: None)
+        asyncio.run(rescore([log.location], Rescoring(output=tmp_path / "new")))
+    assert any(path.suffix == ".writing" for path in (tmp_path / "new").iterdir())
+    rescored(log, tmp_path / "new")
+    assert {path.suffix for path in (tmp_path / "new").iterdir()} == {".eval"}
+
+
 FILE = """
 import os
 from inspect_ai import Task, task

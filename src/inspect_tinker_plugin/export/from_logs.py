@@ -24,10 +24,18 @@ from inspect_tinker_plugin.export.rows import (
     require_text,
     to_text,
 )
-from inspect_tinker_plugin.logs.index import UNREAD, Entry, Index, Reader, find_logs, index_logs
+from inspect_tinker_plugin.logs.index import (
+    UNREAD,
+    Entry,
+    Index,
+    Reader,
+    files_in,
+    find_logs,
+    index_logs,
+)
 from inspect_tinker_plugin.tasks.samples import held_out_hashes, sample_hash
 
-VERSION = 4
+VERSION = 5
 """Version of what is written; raised when an older beginning can no longer be continued."""
 
 HELD_RUNS = 16
@@ -282,6 +290,10 @@ class _LogExport:
         for entry in (entry for group in self._groups for entry in group):
             name = self._index.logs[entry.log].path
             digest.update(repr((name, entry.id, entry.epoch, entry.reward)).encode())
+        for log in self._index.logs:
+            for name, file in files_in(log.path).items():
+                if name.startswith("samples/"):
+                    digest.update(repr((name, file.CRC)).encode())
         return digest.hexdigest()
 
     def _finish(self, continued: int) -> LogExportReport:

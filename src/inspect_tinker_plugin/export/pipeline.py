@@ -7,10 +7,11 @@ import hashlib
 import json
 import pickle
 import random
+import re
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Future
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from logging import getLogger
@@ -26,7 +27,7 @@ from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.export.folder import ExportFolder, Failure
 from inspect_tinker_plugin.export.layouts import Row, prompt_row, prompt_schema
 from inspect_tinker_plugin.export.options import TRAIN, ExportOptions
-from inspect_tinker_plugin.export.rows import FirstTurns, row_of
+from inspect_tinker_plugin.export.rows import FirstTurns, info_of, row_of
 from inspect_tinker_plugin.processes.workers import (
     dump,
     freeze_memory_once,
@@ -38,7 +39,7 @@ from inspect_tinker_plugin.tasks.samples import select_samples
 
 logger = getLogger(__name__)
 
-LAYOUT = 4
+LAYOUT = 5
 """Version of the folder's layout; raised when older folders can no longer be continued."""
 
 _ABOUT = """Prompts and answers of an Inspect task, written by `inspect rl export`. A prompt is what
@@ -181,10 +182,13 @@ def _finish(folder: ExportFolder, task: str, source: Mapping[str, Any]) -> list[
 def _digest(samples: Sequence[Sample]) -> str:
     digest = hashlib.sha256()
     for sample in samples:
+        info = ""
         # messages have ids, which are new whenever a task is loaded
         asked = sample.input
         texts = asked if isinstance(asked, str) else [message.text for message in asked]
-        asks = [sample.id, texts, sample.target, sample.choices]
+        with suppress(ExportError):  # one that cannot be written is named when it is its turn
+            info = re.sub(r" at 0x[0-9a-f]+", "", info_of(sample))
+        asks = [sample.id, texts, sample.target, sample.choices, info]
         digest.update(json.dumps(asks, default=str).encode())
     return digest.hexdigest()
 
@@ -205,6 +209,7 @@ def _identity(resolved: ResolvedTask, options: ExportOptions) -> dict[str, Any]:
         "task_version": task.version,
         "solver": options.solver_name,
         "sandbox": None if dataset.sandbox is None else str(dataset.sandbox),
+        "model_roles": _plain(dataset.model_roles or None),
         "limit": _plain(dataset.limit),
         "sample_ids": _plain(dataset.sample_ids or dataset.patterns or None),
         "shuffle": dataset.sample_shuffle or False,

@@ -398,7 +398,7 @@ def row_of(task: str, sample: Sample, request: TurnRequest, state: TaskState) ->
         "id": str(sample.id),
         "prompt": [message_row(message) for message in request.messages],
         "answer": _answer(sample, state),
-        "info": _info(sample),
+        "info": info_of(sample),
         "task": task,
         "tools": tools_json(request.tools),
     }
@@ -427,7 +427,12 @@ def _shuffled_letters(targets: Sequence[str], positions: Sequence[int]) -> list[
     return ["".join(shown.get(letter, letter) for letter in target) for target in targets]
 
 
-def _info(sample: Sample) -> str:
+def info_of(sample: Sample) -> str:
+    """Return the column ``info`` of a sample.
+
+    Raises:
+        ExportError: It has a value that JSON cannot hold.
+    """
     return to_text(
         {
             "sample_id": sample.id,

@@ -287,14 +287,15 @@ class Reader:
             self._read.pop(entry.place, None)
 
     def _window(self, first: Entry) -> list[Entry]:
-        sizes = _sizes(self._logs[first.log].path)
+        files = _known_files(self._logs[first.log].path)
         start = self._at.get(first.place)
         if start is None:
             return [first]
         window: list[Entry] = []
         total = 0
         for entry in self._entries[start : start + _AT_ONCE]:
-            total += sizes.get(f"samples/{entry.id}_epoch_{entry.epoch}.json", _BYTES_AT_ONCE // 4)
+            file = files.get(f"samples/{entry.id}_epoch_{entry.epoch}.json")
+            total += _BYTES_AT_ONCE // 4 if file is None else file.file_size
             if entry.log != first.log or (window and total > _BYTES_AT_ONCE):
                 break
             if entry.place not in self._read:
@@ -318,9 +319,11 @@ class Reader:
             gc.collect()
 
 
-@lru_cache(maxsize=4)
-def _sizes(path: str) -> Mapping[str, int]:
-    """Return the bytes of each file in a log; nothing for a log that is not of this machine."""
+def files_in(path: str) -> Mapping[str, zipfile.ZipInfo]:
+    """Return the files in a log by name; nothing for a log that is not of this machine."""
     with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as log:
-        return {info.filename: info.file_size for info in log.infolist()}
+        return {info.filename: info for info in log.infolist()}
     return {}
+
+
+_known_files = lru_cache(maxsize=4)(files_in)

@@ -108,6 +108,8 @@ async def rescore(
 
     taken = "is being written by another `inspect rl rescore`; choose another --output"
     with alone_in(how.output, ".rescore.lock", taken=taken, keep=False):
+        for left in how.output.glob(".*.writing"):  # by a call that was killed, ours or Inspect's
+            left.unlink()
         for source, size, (reward, group_reward) in zip(sources, sizes, rewards, strict=True):
             target = how.output / source.name
             about = {
@@ -116,6 +118,7 @@ async def rescore(
                 "reward": reward.name,
                 "group_reward": None if group_reward is None else group_reward.name,
                 "failed_only": how.failed,
+                "judges": _names(how.roles) or None,
             }
             done.logs.append(target)
             failed = await asyncio.to_thread(_count_failed, target, about, how.overwrite)
@@ -162,6 +165,14 @@ def _judges(log: EvalLog) -> dict[str, Any]:
     return {
         role: [each.model for each in bound] if isinstance(bound, list) else bound.model
         for role, bound in (log.eval.model_roles or {}).items()
+    }
+
+
+def _names(roles: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the names of models by role, of those that a command was given."""
+    return {
+        role: [str(each) for each in bound] if isinstance(bound, list) else str(bound)
+        for role, bound in roles.items()
     }
 
 
