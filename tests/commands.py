@@ -40,7 +40,7 @@ class Command:
     """A command of ``inspect rl`` that runs in a separate process.
 
     Args:
-        words: the command and its arguments.
+        words: the command and its arguments; or ``-c`` and a program, as of Python.
         cwd: the folder that it runs in.
         ignoring: a signal that it ignores from its start, as under ``nohup``.
         prepare: called in its process first; a function of a module.
@@ -104,6 +104,9 @@ def _run(
         signal.signal(ignoring, signal.SIG_IGN)
     if prepare is not None:
         prepare()
+    if words[0] == "-c":
+        exec(words[1], {"__name__": "__main__"})
+        return
     sys.argv = ["inspect-rl", *words]
     from inspect_tinker_plugin.cli.main import main
 

@@ -5,17 +5,15 @@ The examples name models that would be downloaded. They run with the shipped tok
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.commands import Command
 
 from inspect_tinker_plugin.testing import tokenizer_path
 
@@ -105,11 +103,12 @@ def workspace(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.forks
 @pytest.mark.parametrize("name", EXECUTED)
 def test_python_examples_run_from_top_to_bottom(name: str, workspace: Path) -> None:
     code = "\n".join(each.text for each in examples(ROOT / name) if each.language == "python")
     code = MODEL.sub(f"get_tokenizer({str(tokenizer_path())!r})", code)
-    run([sys.executable, "-W", "ignore", "-c", code], workspace)
+    run("-c", code, folder=workspace)
 
 
 def titled(name: str) -> dict[str, str]:
@@ -117,11 +116,11 @@ def titled(name: str) -> dict[str, str]:
     return {each.title: each.text for each in examples(ROOT / "docs" / name) if each.title}
 
 
+@pytest.mark.forks
 def test_the_loop_of_ones_own_runs_and_prints_what_the_page_says(workspace: Path) -> None:
     shown = titled("training.md")
     code = MODEL.sub(f"get_tokenizer({str(tokenizer_path())!r})", shown['title="own_loop.py"'])
-    done = run([sys.executable, "-W", "ignore", "-c", code], workspace)
-    assert done.stdout == shown['title="what own_loop.py prints"']
+    assert run("-c", code, folder=workspace) == shown['title="what own_loop.py prints"']
 
 
 def test_the_scripts_on_the_page_are_scripts(tmp_path: Path) -> None:
@@ -144,16 +143,17 @@ def test_the_tests_on_the_page_about_hooks_pass() -> None:
         test()
 
 
+@pytest.mark.forks
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_run(command: list[str], workspace: Path) -> None:
-    run([str(Path(sys.executable).with_name(command[0])), *command[1:]], workspace)
+    assert command[:2] == ["inspect", "rl"]
+    run(*command[2:], folder=workspace)
 
 
-def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+def run(*words: str, folder: Path) -> str:
+    done = Command(*words, cwd=folder).wait()
     assert done.returncode == 0, done.stderr
-    return done
+    return done.stdout
 
 
 def test_every_document_is_in_the_index() -> None:

@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -75,12 +73,23 @@ def test_an_unsupported_inspect_is_one_clear_error() -> None:
         assert f"supported: {SUPPORTED_INSPECT}" in line
 
 
-_EPISODES = """
-import asyncio, importlib, inspect, logging, sys
+_BESIDE = """
+import asyncio, importlib, inspect, json, logging, sys
+from pathlib import Path
 import inspect_ai, tinker_cookbook.renderers, transformers, anyio, docker
-from tests.rl.policies import Words, renderer
 import inspect_ai.agent._bridge.sandbox.service, inspect_ai.agent._react
+from inspect_ai import Task, eval_async
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import includes, model_graded_qa
+from inspect_ai.solver import Generate, TaskState, chain, generate, solver, use_tools
+from inspect_ai.tool import ToolError, tool
+from inspect_ai.util import ExecRemoteAwaitableOptions, sandbox, subprocess
+from inspect_tinker_plugin.testing import call, say, scripted_model
+from tests.agents.sandboxed import FILES, agent, free_port
+from tests.rl.policies import Words, renderer, tool_call
+from tinker_cookbook.rl.rollouts import do_group_rollout
 
+folder = Path(sys.argv[1])
 WATCHED = ("inspect_ai", "tinker_cookbook", "transformers", "tokenizers", "docker", "anyio")
 
 def attributes():
@@ -98,55 +107,6 @@ def attributes():
     for name in [*logging.root.manager.loggerDict]:
         found[f"logger {name}"] = getattr(logging.getLogger(name).isEnabledFor, "__func__", None)
     return found
-
-given = renderer()
-before = attributes()
-from inspect_ai import Task
-from inspect_ai.agent import as_solver, react
-from inspect_ai.dataset import Sample
-from inspect_ai.scorer import includes
-from tinker_cookbook.rl.rollouts import do_group_rollout
-from inspect_tinker_plugin.rl.dataset import as_rl_dataset
-
-task = Task(
-    [Sample("?", id=1, target="so")],
-    as_solver(react()),
-    scorer=includes(),
-    sandbox="local",
-    message_limit=6,
-)
-for folder in (None, sys.argv[1]):
-    [builder] = as_rl_dataset(task, given, log_dir=folder).get_batch(0)
-    asyncio.run(do_group_rollout(builder, Words(["so"])))
-after = attributes()
-print(*(name for name in before if name in after and after[name] is not before[name]))
-"""
-
-
-def test_episodes_replace_nothing_but_what_is_listed(tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "ignore", "-c", _EPISODES, str(tmp_path)]
-    changed = set(run(*command, cwd=Path(__file__).parents[1]).split())
-    listed = set(EXCHANGED)
-    assert "inspect_ai.model._call_tools:call_tool" in changed
-    assert changed <= listed, changed - listed
-    assert len(EXCHANGED) == 6
-
-
-_BESIDE = """
-import asyncio, json, sys
-from pathlib import Path
-from inspect_ai import Task, eval_async
-from inspect_ai.dataset import Sample
-from inspect_ai.scorer import includes, model_graded_qa
-from inspect_ai.solver import Generate, TaskState, chain, generate, solver, use_tools
-from inspect_ai.tool import ToolError, tool
-from inspect_ai.util import ExecRemoteAwaitableOptions, sandbox, subprocess
-from inspect_tinker_plugin.testing import call, say, scripted_model
-from tests.agents.sandboxed import FILES, agent, free_port
-from tests.rl.policies import Words, renderer, tool_call
-from tinker_cookbook.rl.rollouts import do_group_rollout
-
-folder = Path(sys.argv[1])
 
 @tool
 def look():
@@ -201,35 +161,37 @@ async def evaluate(name):
         "output": sample.output.completion,
     }
 
-async def roll_out():
+async def roll_out(log_dir=None):
     from inspect_tinker_plugin.rl.dataset import as_rl_dataset
-    [builder] = as_rl_dataset(task(), renderer(), group_size=1).get_batch(0)
+    [builder] = as_rl_dataset(task(), renderer(), group_size=1, log_dir=log_dir).get_batch(0)
     words = Words([tool_call("look", '{"at": "found"}'), "plum", "plum", "plum"])
     return (await do_group_rollout(builder, words)).get_total_rewards()
 
 async def main():
     found = {"before": await evaluate("before")}
     rewards = await roll_out()
-    found["beside"], more = await asyncio.gather(evaluate("beside"), roll_out())
-    print(json.dumps([found, rewards, more]))
+    found["beside"], more = await asyncio.gather(evaluate("beside"), roll_out(folder / "logs"))
+    after = attributes()
+    replaced = [name for name in before if name in after and after[name] is not before[name]]
+    print(json.dumps([replaced, found, rewards, more]))
 
+renderer()
+before = attributes()
 asyncio.run(main())
 """
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_evals_in_the_same_process_do_what_they_did_without_episodes(tmp_path: Path) -> None:
-    out = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _BESIDE, str(tmp_path)],
-        env={**os.environ, "INSPECT_DISPLAY": "none"},
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parents[1],
-    )
-    assert out.returncode == 0, out.stderr[-2000:]
-    found, *rewards = json.loads(out.stdout.splitlines()[-1])
+def test_episodes_replace_only_what_is_listed_and_evals_beside_them_are_as_before(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", _BESIDE, str(tmp_path)]
+    out = run(*command, cwd=Path(__file__).parents[1])
+    replaced, found, *rewards = json.loads(out.splitlines()[-1])
+    assert "inspect_ai.model._call_tools:call_tool" in replaced
+    assert {*replaced} <= {*EXCHANGED}
+    assert len(EXCHANGED) == 6
     assert found["before"]["scores"]["includes"] == "C"
     assert found["before"]["sandbox"]
     assert found["beside"] == found["before"]

@@ -23,7 +23,10 @@ def run(*args: str, python: str = sys.executable, **env: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("options", [[], ["-I"]], ids=["", "isolated"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param([], id="", marks=pytest.mark.nightly), pytest.param(["-I"], id="isolated")],
+)
 def test_importing_a_part_of_inspect_adds_the_method_and_loads_nothing_heavy(
     options: list[str],
 ) -> None:
@@ -47,7 +50,11 @@ def test_the_method_takes_what_the_function_takes() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [["-m", "inspect_ai"], [str(Path(sys.executable).with_name("inspect"))]], ids=str
+    "command",
+    [
+        pytest.param(["-m", "inspect_ai"], id="module", marks=pytest.mark.nightly),
+        pytest.param([str(Path(sys.executable).with_name("inspect"))], id="program"),
+    ],
 )
 def test_rl_is_a_command_of_inspect(command: list[str]) -> None:
     assert "export" in run(*command, "rl", "--help")
@@ -135,10 +142,11 @@ WITHOUT_START_UP = os.pathsep.join([str(ROOT / "src"), *(p for p in sys.path if 
             "print(hasattr(Task, 'as_rl_dataset'))",
             "True",
         ),
-        (
+        pytest.param(
             "from inspect_ai import Task; import inspect_tinker_plugin._registry\n"
             "print(hasattr(Task, 'as_rl_dataset'))",
             "True",
+            marks=pytest.mark.nightly,
         ),
         (
             "import inspect_tinker_plugin, inspect_ai._cli.main as main\n"

@@ -442,7 +442,10 @@ def test_an_export_that_is_cut_off_within_a_sample_has_all_or_none_of_its_rows(
     assert loaded(tmp_path / "out") == loaded(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("format", ["parquet", "jsonl", "arrow"])
+@pytest.mark.parametrize(
+    "format",
+    ["parquet", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("jsonl", "arrow"))],
+)
 def test_rows_are_not_held_in_memory(tmp_path: Path, format: Any) -> None:
     folder = ExportFolder.claim(
         tmp_path / "out",

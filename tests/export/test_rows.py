@@ -135,7 +135,8 @@ async def test_workers_prepare_the_samples_of_the_export_not_their_own() -> None
     assert [line.split('"')[3] for line in content.decode().splitlines()] == order
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.nightly)])
+@pytest.mark.nightly  # workers that are stopped: test_a_signal_ends_the_workers_...
+@pytest.mark.parametrize("workers", [1, 2])
 async def test_a_killed_worker_ends_the_export_which_any_number_continues_without_a_loss(
     workers: int,
 ) -> None:

@@ -152,15 +152,9 @@ def leave(mode: str, stack: Stack) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.nightly  # a command that is interrupted: tests/cli/test_interrupt.py
 @pytest.mark.parametrize(
-    "mode",
-    [
-        "interrupt",
-        *(
-            pytest.param(mode, marks=pytest.mark.nightly)
-            for mode in ("return", "raise", "while the engine is asked", "while starting")
-        ),
-    ],
+    "mode", ["interrupt", "return", "raise", "while the engine is asked", "while starting"]
 )
 def test_leaving_a_process_leaves_no_container(mode: str, stack: Stack) -> None:
     process = leave(mode, stack)

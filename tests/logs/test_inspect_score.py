@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from inspect_ai.log import EvalLog, read_eval_log
 from inspect_ai.model import get_model
+from tests.commands import Command
 from tests.logs.rollouts import dataset, logs_in, roll_out, run_in_thread, samples
 
 from inspect_tinker_plugin.logs import assemble_pending, trajectory_groups
@@ -28,15 +27,15 @@ def rolled(folder: Path) -> EvalLog:
 
 
 def scored(log: EvalLog, target: Path, *options: str) -> EvalLog:
-    command = [str(Path(sys.executable).with_name("inspect")), "score", log.location, *options]
-    done = subprocess.run(
-        [*command, "--output-file", str(target)], capture_output=True, text=True, cwd=target.parent
-    )
+    words = ["score", log.location, *options, "--output-file", str(target)]
+    program = f"from inspect_ai._cli.main import inspect; inspect({words!r})"
+    done = Command("-c", program, cwd=target.parent).wait()
     assert done.returncode == 0, done.stdout + done.stderr
     made: EvalLog = run_in_thread(read_eval_log, str(target))
     return made
 
 
+@pytest.mark.forks
 @pytest.mark.parametrize("action", ["append", pytest.param("overwrite", marks=pytest.mark.nightly)])
 def test_it_runs_the_tasks_own_scorers(action: str, tmp_path: Path) -> None:
     log = rolled(tmp_path / "logs")
@@ -51,6 +50,7 @@ def test_it_runs_the_tasks_own_scorers(action: str, tmp_path: Path) -> None:
     assert [group.get_total_rewards() for group in trajectory_groups(samples(new))] == [[1.0, 0.75]]
 
 
+@pytest.mark.forks
 def test_it_runs_another_scorer(tmp_path: Path) -> None:
     log = rolled(tmp_path / "logs")
     new = scored(log, tmp_path / "new.eval", "--action", "append", "--scorer", "includes")

@@ -94,7 +94,13 @@ ASKED_FOR = {
 def parameters(side: Side) -> list[object]:
     cases = [each for each in CASES if not (side == "tokens" and each.tokens)]
     return [
-        pytest.param(each, id=each.id, marks=[pytest.mark.docker] if each.docker else [])
+        pytest.param(
+            each,
+            id=each.id,
+            marks=[pytest.mark.docker] * each.docker
+            # a sandbox and its tools are the same, whoever samples
+            + [pytest.mark.nightly] * (each.docker and side == "tokens"),
+        )
         for each in cases
     ]
 

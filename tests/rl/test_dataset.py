@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import pickle
 import re
 import threading
@@ -25,6 +24,7 @@ from inspect_ai.solver import (
     self_critique,
 )
 from inspect_ai.tool import bash, mcp_server_stdio, python, text_editor, think
+from tests.commands import forking
 from tests.functions import make_solver
 from tests.rl.policies import END, TOKENIZER, Words, encode, renderer, tool_call
 from tests.rl.tasks import adding, arithmetic, crashing, sums
@@ -180,11 +180,10 @@ def _closure_task() -> Task:
     )
 
 
-@pytest.mark.slow
-async def test_a_builder_of_a_task_by_value_runs_in_a_spawned_process() -> None:
+@pytest.mark.forks
+async def test_a_builder_of_a_task_by_value_runs_in_another_process() -> None:
     builder = as_rl_dataset(_closure_task(), renderer(), group_size=2).get_batch(0)[0]
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
+    with ProcessPoolExecutor(1, mp_context=forking()) as pool:
         group = await asyncio.get_running_loop().run_in_executor(pool, _rollout, builder, ["1"])
     assert group.get_total_rewards() == [1.0, 1.0]
 

@@ -73,7 +73,7 @@ async def test_workers_end_when_their_parent_is_killed() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.nightly), "2"])
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.nightly)])
 async def test_a_task_that_cannot_be_served_is_an_error_of_the_command(workers: str) -> None:
     task = TASK.replace("arithmetic", "missing")
     async with command(task, "--port", "0", "--workers", workers) as server:
@@ -84,6 +84,7 @@ async def test_a_task_that_cannot_be_served_is_an_error_of_the_command(workers: 
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 async def test_the_exit_code_of_a_background_job_names_the_signal() -> None:
     async with command(TASK, "--port", "0") as server:
         await read_until(server, "Application startup complete", 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import pickle
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
+from tests.commands import forking
 from tests.packages import run
 
 from inspect_tinker_plugin.contracts.errors import TaskError, TaskNotFoundError
@@ -135,12 +135,13 @@ def _inputs(ref: TaskRef) -> tuple[Any, int]:
     return first_input(task), len(task.dataset)
 
 
-def test_a_reference_recreates_the_task_in_a_spawned_process(folder: Path) -> None:
+@pytest.mark.forks
+def test_a_reference_recreates_the_task_in_another_process(folder: Path) -> None:
     live = resolve_task(f"{folder}/tasks.py@greet", {"name": "Ada", "times": 3}).task
     ref = task_reference(live)
     assert ref is not None
     ref = pickle.loads(pickle.dumps(ref))
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(1, mp_context=forking()) as pool:
         assert pool.submit(_inputs, ref).result() == ("hello Ada and all", 3)
 
 

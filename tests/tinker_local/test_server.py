@@ -202,6 +202,7 @@ def test_a_start_that_takes_too_long_is_given_up(tiny_model: Path, tmp_path: Pat
     assert server.pid is None
 
 
+@pytest.mark.nightly
 @needs_local
 def test_a_broken_model_shows_the_log(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')

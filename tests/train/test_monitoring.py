@@ -99,6 +99,7 @@ def test_results_of_several_kinds_and_failed_ones_leave_the_others_of_a_scanner(
     assert [row[f"scan/about_answers{name}"] for name in names] == [0.5, 3, 1]
 
 
+@pytest.mark.nightly
 def test_a_batch_is_scanned_though_the_log_of_another_is_removed_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
