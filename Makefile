@@ -26,7 +26,8 @@ STAMP := $(STAMPS)$(if $(LATEST),latest-)$(subst $(comma),-,$(EXTRAS))
 TORCH := $(shell sed -n 's/^\(torch==[^ ;]*\).*/\1/p' constraints.txt)
 # pip would compile on one core.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-compile
-COMPILE := $(BIN)/python -m compileall -q -j 0 -x '/tests?/' $(VENV)/lib
+# What few need compiles itself when it is imported: tests, and models other than those used.
+COMPILE := $(BIN)/python -m compileall -q -j 0 -x '/tests?/|/transformers/models/(?!auto)' $(VENV)/lib
 # Nothing is built with releases that are not in the lock: the build tools are installed first.
 INSTALL := $(PIP) $(LOCK) --no-build-isolation $(TORCH)
 BUILD_TOOLS := hatchling hatch-autorun hatch-fancy-pypi-readme hatch-vcs editables

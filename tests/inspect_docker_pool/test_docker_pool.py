@@ -127,8 +127,8 @@ async def test_failed_starts_back_off_and_reach_the_caller(
 async def test_an_unused_pool_lets_its_containers_go(
     image: str, manager: PoolManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inspect_docker_pool.pool.IDLE_SECONDS", 0.5)
     await prewarm(DockerPoolConfig(image=image, warm=1), 2)
+    monkeypatch.setattr("inspect_docker_pool.pool.IDLE_SECONDS", 0.5)
     (pool,) = manager.pools()
     await until(lambda: pool.state.idle == pool.state.removing == 0)
 

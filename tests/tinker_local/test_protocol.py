@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import urllib.error
 import urllib.request
@@ -37,8 +38,11 @@ DATUM = tinker.Datum(
 
 @pytest.fixture
 def service(local_server: LocalServer) -> Iterator[tinker.ServiceClient]:
-    with tinker.ServiceClient() as client:
-        yield client
+    client = tinker.ServiceClient()
+    yield client
+    # The SDK waits for its heartbeat, which may lose the cancellation (0.38) and go on for ever.
+    with contextlib.suppress(TimeoutError):
+        client.close("success").result(timeout=30)
     with warnings.catch_warnings():
         # The SDK drops the connections of its first request without closing them.
         warnings.simplefilter("ignore", ResourceWarning)

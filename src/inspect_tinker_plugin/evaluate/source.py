@@ -195,7 +195,7 @@ def _connect(source: Source, api_key: str | None) -> Connection:
             model_path=source.weights, base_model=None if source.weights else source.base_model
         ).result()
     except (tinker.TinkerError, ValueError) as error:
-        service.close("errored").result()
+        service.close("errored")  # not waited for: the SDK may wait for its heartbeat for ever
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"cannot sample from {source.name}: {error}") from error
