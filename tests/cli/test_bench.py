@@ -19,6 +19,7 @@ def run(*args: str) -> Result:
     return CliRunner().invoke(bench, list(args))
 
 
+@pytest.mark.slow
 def test_an_agent_is_measured_on_both_sides() -> None:
     options = ("--script", SCRIPT, "--episodes", "4", "--at-once", "2", "--json")
     result = run(LOG_SEARCH, *options)

@@ -207,6 +207,7 @@ def test_a_traceback_is_shown_on_request() -> None:
     assert type(result.exception).__name__ == "ExportError"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [

@@ -24,6 +24,7 @@ def judged():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [

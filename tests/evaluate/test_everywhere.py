@@ -42,6 +42,7 @@ class Echo(Client):
         return await Client(f"{number}<|im_end|>").sample(prompt, count, params, **further)
 
 
+@pytest.mark.slow
 async def test_two_hundred_samples_at_once_get_their_own_answers(tmp_path: Path) -> None:
     samples = [Sample(input=f"Say number {each}.", target=f"{each}") for each in range(1000, 1200)]
     [log] = await eval_async(

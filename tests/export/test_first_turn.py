@@ -179,6 +179,7 @@ async def test_a_solver_that_does_not_end_does_not_hold_the_export_up(
     await asyncio.gather(*_running)
 
 
+@pytest.mark.slow
 def test_an_export_loads_no_provider_that_it_does_not_ask(tmp_path: Path) -> None:
     code = (
         "import asyncio, sys\n"

@@ -442,6 +442,7 @@ def test_an_export_that_is_cut_off_within_a_sample_has_all_or_none_of_its_rows(
     assert loaded(tmp_path / "out") == loaded(tmp_path / "whole")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "format",
     ["parquet", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("jsonl", "arrow"))],

@@ -106,6 +106,7 @@ def files(folder: str) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(Path(folder).glob("*.jsonl"))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["chat", pytest.param("verl", marks=pytest.mark.nightly)])
 async def test_two_workers_write_the_very_files_that_one_process_writes(
     layout: Any, monkeypatch: pytest.MonkeyPatch

@@ -431,6 +431,7 @@ def test_plugins_are_listed_as_json() -> None:
 python = partial(run_program, sys.executable)
 
 
+@pytest.mark.slow
 def test_a_broken_plugin_does_not_take_inspect_down(tmp_path: Path) -> None:
     install(tmp_path, "broken_rewards", "import no_such_module")
     listed = python("-m", "inspect_ai", "rl", "plugins", path=tmp_path, code=3)

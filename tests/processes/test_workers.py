@@ -44,6 +44,7 @@ def light_pool() -> AbstractContextManager[ProcessPoolExecutor]:
     return worker_pool(1, loading="asyncio")
 
 
+@pytest.mark.slow
 def test_calls_run_in_other_processes_that_are_gone_afterwards() -> None:
     with worker_pool(2) as pool:
         pids = {pool.submit(os.getpid).result(60) for _ in range(4)}

@@ -191,6 +191,7 @@ except TaskNotFoundError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_registered_name_is_found_through_the_package_that_registers_it(tmp_path: Path) -> None:
     tmp_path = tmp_path / "site-packages"  # Inspect's mark of an installed package
     (tmp_path / "greeter").mkdir(parents=True)

@@ -62,6 +62,7 @@ def roll_out(log_dir: Path, answers: list[str]) -> None:
     assemble_pending(log_dir)
 
 
+@pytest.mark.slow
 def test_batches_are_scanned_beside_the_training(tmp_path: Path) -> None:
     pytest.importorskip("inspect_scout")
     (tmp_path / "scanner.py").write_text(SCANNER)
@@ -83,6 +84,7 @@ def test_batches_are_scanned_beside_the_training(tmp_path: Path) -> None:
     assert "<h2>Scans</h2>" in render(history)
 
 
+@pytest.mark.slow
 def test_results_of_several_kinds_and_failed_ones_leave_the_others_of_a_scanner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +169,7 @@ def test_a_scan_ends_with_the_training(stop: signal.Signals, tmp_path: Path) -> 
     assert not read_rows(tmp_path / SCANS)
 
 
+@pytest.mark.slow
 def test_batches_that_are_not_scanned_are_counted(tmp_path: Path) -> None:
     pytest.importorskip("inspect_scout")
     said: list[str] = []
