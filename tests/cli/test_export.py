@@ -243,6 +243,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_an_unsupported_inspect_is_one_line() -> None:
     done = subprocess.run(
         [sys.executable, "-c", UNSUPPORTED, "export", "tasks.py@sums", "-o", "out"],

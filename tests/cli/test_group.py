@@ -41,6 +41,7 @@ PROGRAMS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS, ids=["inspect-rl", "inspect rl", "python -m"])
 def test_the_version_can_be_asked_for(program: list[str]) -> None:
     done = subprocess.run([*program, "--version"], capture_output=True, text=True, check=True)

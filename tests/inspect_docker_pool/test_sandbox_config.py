@@ -385,6 +385,7 @@ def test_commands_that_only_keep_a_container_up(
     assert is_keep_alive(command) is idle
 
 
+@pytest.mark.slow
 def test_importing_the_provider_does_not_import_the_sdk() -> None:
     import sys
 

@@ -453,6 +453,7 @@ def test_the_line_of_a_broken_plugin_is_that_of_the_broken_hook(site: Path) -> N
     assert error.endswith("later_hook.py:9)")
 
 
+@pytest.mark.slow
 def test_plugins_are_loaded_when_a_name_is_looked_up_and_not_before(tmp_path: Path) -> None:
     script = (
         "import sys, inspect_tinker_plugin, inspect_tinker_plugin.rewards as rewards\n"

@@ -116,6 +116,7 @@ def test_a_shuffled_dataset_stays_as_it_is_as_in_an_eval() -> None:
     assert [s.id for s in select_samples(shuffled, Selection(sample_shuffle=2))] == order
 
 
+@pytest.mark.slow
 def test_choosing_among_many_samples_copies_none() -> None:
     sample = Sample(input="?", target="x" * 1000)
     many = Task(dataset=MemoryDataset([sample] * 300_000), scorer=match())

@@ -87,6 +87,7 @@ def table() -> str:
     return "\n".join(rows) + "\n"
 
 
+@pytest.mark.slow
 def test_the_page_has_every_renderer_as_it_is() -> None:
     written = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
     if version("tinker-cookbook") == LOCKED:
