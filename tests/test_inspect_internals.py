@@ -79,6 +79,7 @@ from pathlib import Path
 import inspect_ai, tinker_cookbook.renderers, transformers, anyio, docker
 import inspect_ai.agent._bridge.sandbox.service, inspect_ai.agent._react
 from inspect_ai import Task, eval_async
+from inspect_ai.agent import as_solver, react
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import includes, model_graded_qa
 from inspect_ai.solver import Generate, TaskState, chain, generate, solver, use_tools
@@ -167,10 +168,19 @@ async def roll_out(log_dir=None):
     words = Words([tool_call("look", '{"at": "found"}'), "plum", "plum", "plum"])
     return (await do_group_rollout(builder, words)).get_total_rewards()
 
+async def roll_out_react():
+    from inspect_tinker_plugin.rl.dataset import as_rl_dataset
+    options = dict(scorer=includes(), sandbox="local", message_limit=6)
+    plain = Task([Sample("?", id=1, target="so")], as_solver(react()), **options)
+    for log_dir in (None, folder / "react"):
+        [builder] = as_rl_dataset(plain, renderer(), log_dir=log_dir).get_batch(0)
+        await do_group_rollout(builder, Words(["so"]))
+
 async def main():
     found = {"before": await evaluate("before")}
     rewards = await roll_out()
     found["beside"], more = await asyncio.gather(evaluate("beside"), roll_out(folder / "logs"))
+    await roll_out_react()
     after = attributes()
     replaced = [name for name in before if name in after and after[name] is not before[name]]
     print(json.dumps([replaced, found, rewards, more]))

@@ -20,7 +20,7 @@ THEIR_TESTS = """
 import pytest
 from inspect_tinker_plugin.cli.main import rl
 
-pytest.main(["-q", "-p", "no:cacheprovider"])
+assert pytest.main(["-q", "-p", "no:cacheprovider"]) == 0
 print("\\f")
 rl(["plugins", "--json"], standalone_mode=False)
 print("\\f")

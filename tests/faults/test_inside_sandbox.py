@@ -445,7 +445,7 @@ async def _raised_from_itself(box: SandboxEnvironment) -> object:
 
 async def _many_times(box: SandboxEnvironment) -> object:
     error: Exception = ValueError("first")
-    for number in range(1200):
+    for number in range(3000):
         last, error = error, ValueError(f"attempt {number}")
         error.__context__ = last
     raise error
@@ -455,7 +455,7 @@ async def _many_times(box: SandboxEnvironment) -> object:
 async def test_an_exception_that_cannot_be_reported_is_an_error_of_its_episode(
     action: Action,
 ) -> None:
-    failing = failure_of(task(action, "scorer"), match=r"again|attempt 1199")
+    failing = failure_of(task(action, "scorer"), match=r"again|attempt 2999")
     assert (await asyncio.wait_for(failing, 600)).cause is Cause.SCORER
 
 

@@ -118,7 +118,7 @@ async def rescore(
                 "reward": reward.name,
                 "group_reward": None if group_reward is None else group_reward.name,
                 "failed_only": how.failed,
-                "judges": _names(how.roles) or None,
+                "judges": _by_role(how.roles, str) or None,
             }
             done.logs.append(target)
             failed = await asyncio.to_thread(_count_failed, target, about, how.overwrite)
@@ -132,7 +132,8 @@ async def rescore(
             if penalties := (log.eval.metadata or {}).get("monitor_penalty"):
                 reward = resolve_reward(MonitorPenalty(reward.aggregator, weights=penalties))
             work = LogRewards(log, reward, group_reward, how.failed, how.roles)
-            with with_roles({**_judges(log), **how.roles}), spend_in(how.output):
+            logged = _by_role(log.eval.model_roles or {}, lambda config: config.model)
+            with with_roles({**logged, **how.roles}), spend_in(how.output):
                 await work.compute(advance)
             _renew_header(work, about)
             await asyncio.to_thread(_write, log, target)
@@ -160,18 +161,10 @@ def _renew_header(work: LogRewards, about: Mapping[str, Any]) -> None:
     }
 
 
-def _judges(log: EvalLog) -> dict[str, Any]:
-    """Return the names of the models that a log names by role."""
+def _by_role(roles: Mapping[str, Any], name: Callable[[Any], str]) -> dict[str, Any]:
+    """Return the name of each role's model, or those of its models."""
     return {
-        role: [each.model for each in bound] if isinstance(bound, list) else bound.model
-        for role, bound in (log.eval.model_roles or {}).items()
-    }
-
-
-def _names(roles: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the names of models by role, of those that a command was given."""
-    return {
-        role: [str(each) for each in bound] if isinstance(bound, list) else str(bound)
+        role: [name(each) for each in bound] if isinstance(bound, list) else name(bound)
         for role, bound in roles.items()
     }
 

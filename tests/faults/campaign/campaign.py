@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import tempfile
@@ -340,7 +339,6 @@ class _Footprint:
 
     async def compare(self) -> list[str]:
         """Return what is left, after a delay in which things may still end."""
-        gc.collect()  # as it does by itself in a longer campaign
         for _ in range(100):
             now = _Footprint.take(self.folder)
             grown = now.files > self.files or now.threads > self.threads
