@@ -297,6 +297,22 @@ def test_a_sample_that_cannot_be_read_fails_alone(tmp_path: Path) -> None:
     assert failure.id.startswith("2"), failure
 
 
+def test_logs_of_releases_that_did_not_mark_samples_as_complete_are_read(tmp_path: Path) -> None:
+    (log,) = scored(tmp_path / "logs").glob("*.eval")
+    old = tmp_path / "old.eval"
+    with zipfile.ZipFile(log) as whole, zipfile.ZipFile(old, "w") as copy:
+        for name in whole.namelist():
+            content = whole.read(name)
+            if name == "summaries.json":
+                kept = ("id", "epoch", "input", "target", "scores")  # what 0.3.60 wrote
+                summaries = json.loads(content)
+                content = json.dumps(
+                    [{key: each[key] for key in kept} for each in summaries]
+                ).encode()
+            copy.writestr(name, content)
+    assert run_export(old, tmp_path / "out").written == 4
+
+
 @pytest.mark.parametrize(
     ("path", "message"),
     [

@@ -134,7 +134,7 @@ def index_logs(paths: Sequence[str], *, score: str | None) -> Index:
             continue
         for summary in summaries.values():
             names.update(summary.scores or ())
-            if not summary.completed or (summary.uuid is not None and summary.uuid in seen):
+            if summary.uuid is not None and summary.uuid in seen:
                 continue  # a log of a retry holds the samples of the log before it
             if summary.uuid is not None:
                 seen.add(summary.uuid)
