@@ -50,6 +50,7 @@ $(STAMP): pyproject.toml constraints.txt $(PLUGINS)
 		echo "Install one, or name it: make setup PYTHON=/path/to/python3.12" >&2; exit 1; fi
 	@$(BIN)/python -c '$(OLD_ENOUGH)' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
 	@rm -f $(STAMPS)*
+	@$(PIP) $(LOCK) pip
 	@echo "setup 1/2: PyTorch ($$($(BIN)/python --version), in $(VENV))"
 	@$(PIP) $(TORCH_ARGS) $(TORCH)
 	@echo "setup 2/2: the package, the example plugins and development tools ($(KIND) releases)"
