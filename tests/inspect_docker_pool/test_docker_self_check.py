@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from inspect_ai.util import SandboxEnvironment
+from tests.inspect_docker_pool.conftest import IMAGE, owned, take
 
-pytestmark = pytest.mark.docker
+from inspect_docker_pool.config import DockerPoolConfig
+from inspect_docker_pool.manager import close_all, pool_manager
+
+pytestmark = [pytest.mark.docker, pytest.mark.asyncio(loop_scope="module")]
 
 # The suite has no public name; what it exports are plain pytest functions.
 _suite = importlib.import_module("inspect_ai.util._sandbox.self_check")
@@ -28,14 +34,28 @@ EXPECTED = {
 }
 
 
-@pytest.fixture(
+@pytest_asyncio.fixture(
+    scope="module",
+    loop_scope="module",
     params=[
         "hardened",
         pytest.param("default-capabilities", marks=pytest.mark.nightly),
-    ]
+    ],
 )
-async def sandbox_env(request: pytest.FixtureRequest, open_sandbox: Any) -> SandboxEnvironment:
-    if (request.param, getattr(request.node, "originalname", "")) in EXPECTED:
+async def shared(request: pytest.FixtureRequest) -> AsyncIterator[SandboxEnvironment]:
+    """One container for the whole suite, whose checks leave nothing behind, as Inspect runs it."""
+    options = {"image": IMAGE, "warm": 0, **CONFIGS[request.param]}
+    environment = await take(DockerPoolConfig(**options))
+    yield environment
+    environment.release()
+    owner = pool_manager().owner.id
+    close_all()
+    assert owned(owner) == []
+
+
+@pytest.fixture
+def sandbox_env(request: pytest.FixtureRequest, shared: SandboxEnvironment) -> SandboxEnvironment:
+    config = request.node.callspec.params["shared"]
+    if (config, getattr(request.node, "originalname", "")) in EXPECTED:
         request.applymarker(pytest.mark.xfail(strict=True))
-    environment: SandboxEnvironment = await open_sandbox(**CONFIGS[request.param])
-    return environment
+    return shared
