@@ -45,6 +45,7 @@ def _dockerfiles(folder: Path, image: str, count: int, run: str) -> list[str]:
     return made
 
 
+@pytest.mark.nightly
 async def test_running_episodes_do_not_wait_behind_builds(
     image: str, manager: PoolManager, open_sandbox: Any, tmp_path: Path
 ) -> None:
@@ -278,6 +279,7 @@ async def test_cancelled_callers_start_no_containers(
     await until(lambda: pool.state.idle == pool.state.removing == 0)
 
 
+@pytest.mark.nightly
 async def test_file_descriptors_do_not_grow_with_episodes(image: str, manager: PoolManager) -> None:
     config = DockerPoolConfig(image=image, warm=2, max=4)
 

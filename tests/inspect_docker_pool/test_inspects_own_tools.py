@@ -58,6 +58,7 @@ def episode_of(
                 call_text("text_editor", command="view", path="/tmp/a"),
             ],
             id="replaced",
+            marks=pytest.mark.nightly,
         ),
         pytest.param(
             bash_session(),

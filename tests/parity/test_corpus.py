@@ -91,6 +91,16 @@ ASKED_FOR = {
 }
 
 
+CONTAINERS = {
+    "docker-shell-and-python",
+    "docker-files-and-setup-script",
+    "several-services",
+    "tool-timeout-in-docker",
+    "react-agent-in-docker",
+}
+"""Cases in containers that run per change."""
+
+
 def parameters(side: Side) -> list[object]:
     cases = [each for each in CASES if not (side == "tokens" and each.tokens)]
     return [
@@ -99,7 +109,8 @@ def parameters(side: Side) -> list[object]:
             id=each.id,
             marks=[pytest.mark.docker] * each.docker
             # a sandbox and its tools are the same, whoever samples
-            + [pytest.mark.nightly] * (each.docker and side == "tokens"),
+            + [pytest.mark.nightly]
+            * (each.docker and (side == "tokens" or each.id not in CONTAINERS)),
         )
         for each in cases
     ]

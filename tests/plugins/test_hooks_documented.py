@@ -91,7 +91,7 @@ def test_a_module_is_shown_whole_first_with_its_imports_and_runs(tmp_path: Path)
     assert where.startswith(str(tmp_path))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_tutorial_builds_a_package_from_nothing(tmp_path: Path) -> None:
     shown = dict(reversed(blocks(HOOKS_PAGE)))  # the first block of a title is the whole file
     package = tmp_path / "acme-rewards"

@@ -31,7 +31,7 @@ def continued(model: Path) -> list[int]:
     return [int(token) for token in tokens[0, len(PROMPT) :]]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_taught_model_says_what_the_policy_said(tmp_path: Path, tiny_model: Path) -> None:
     before = continued(tiny_model)
     lines: list[str] = []

@@ -99,6 +99,7 @@ def test_filling_up_a_batch_changes_no_gradient(
     np.testing.assert_allclose(logprobs(three), logprobs(one), atol=1e-4)
 
 
+@pytest.mark.nightly
 def test_limits_differ_within_a_batch(trainer: TrainingClient) -> None:
     sampler = trainer.save_weights_and_get_sampling_client().result()
     limits = [1, 7, 16, 17]
@@ -168,7 +169,7 @@ def test_old_sampler_weights_do_not_set_the_training_back(
     np.testing.assert_array_equal(logprobs(trainer), trained)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_more_sampler_weights_than_slots_take_turns(
     local_server: LocalServer, service: tinker.ServiceClient, trainer: TrainingClient
 ) -> None:
@@ -213,6 +214,7 @@ def test_a_deleted_checkpoint_is_gone(
         service.create_training_client_from_state(path).result()
 
 
+@pytest.mark.nightly
 def test_a_finished_session_gives_its_slots_back(local_server: LocalServer) -> None:
     for _ in range(3):
         with tinker.ServiceClient() as service:

@@ -147,6 +147,7 @@ def test_a_forked_child_does_not_stop_the_server_which_removes_what_dead_ones_le
     assert sorted(tmp_path.glob("inspect-rl-local-*")) == folders[1:]
 
 
+@pytest.mark.nightly
 @needs_local
 def test_a_server_keeps_its_folder_and_a_lost_engine_is_an_error_with_the_log(
     tiny_model: Path, tmp_path: Path

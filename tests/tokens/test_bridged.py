@@ -7,7 +7,7 @@ import copy
 import json
 import random
 import unicodedata
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -158,6 +158,20 @@ def reserialised(item: Item) -> Item:
 HABITS = {"as it comes": unchanged, "trims": trimmed, "writes again": reserialised}
 
 
+def in_turn(name: str, cases: Iterable[object]) -> pytest.MarkDecorator:
+    """Run each case in each dialect; per change in one of them, which take turns."""
+    return pytest.mark.parametrize(
+        ("dialect", name),
+        [
+            pytest.param(
+                dialect, case, marks=() if turn == number % len(DIALECTS) else pytest.mark.nightly
+            )
+            for turn, dialect in enumerate(DIALECTS)
+            for number, case in enumerate(cases)
+        ],
+    )
+
+
 def assert_exact(rollout: Rollout) -> None:
     """Check that the datums contain what the sampler was asked and said, and nothing else."""
     sampled = [(turn.ob.to_ints(), list(turn.ac.tokens)) for turn in rollout.transitions]
@@ -266,8 +280,7 @@ async def edited(
     return await play(run, script([*replies, "After the edit.", "End."]), name)
 
 
-@pytest.mark.parametrize("edit", EDITS)
-@pytest.mark.parametrize("dialect", DIALECTS)
+@in_turn("edit", EDITS)
 async def test_an_edited_history_is_never_continued(dialect: str, edit: str) -> None:
     rollout = await edited(dialect, REPLIES, EDITS[edit])
     after = len(REPLIES)
@@ -365,8 +378,7 @@ SUBTLE: dict[str, Callable[[list[Item]], None]] = {
 }
 
 
-@pytest.mark.parametrize("edit", SUBTLE)
-@pytest.mark.parametrize("dialect", DIALECTS)
+@in_turn("edit", SUBTLE)
 async def test_subtle_edits_of_calls_and_results_are_never_continued(
     dialect: str, edit: str
 ) -> None:
@@ -411,8 +423,7 @@ def with_texts(items: list[Item], change: Callable[[str], str]) -> list[Item]:
     return edited
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dialect", DIALECTS)
+@in_turn("form", FORMS)
 async def test_texts_that_only_look_equal_are_never_continued(dialect: str, form: str) -> None:
     text, change = FORMS[form]
     assert change(text) != text
@@ -470,11 +481,12 @@ SAME = [
 """Numbers written in another way; a name twice, of which the last counts, as the API reads it."""
 
 
-@pytest.mark.parametrize(("said", "sent"), [*ARGUMENTS, *SAME])
-@pytest.mark.parametrize("dialect", DIALECTS)
+@in_turn("arguments", [*ARGUMENTS, *SAME])
 async def test_arguments_that_only_look_equal_are_never_continued(
-    dialect: str, said: str, sent: str
+    dialect: str, arguments: tuple[str, str]
 ) -> None:
+    said, sent = arguments
+
     def edit(items: list[Item]) -> list[Item]:
         for block, _ in calls_of(items):
             if dialect == "anthropic":

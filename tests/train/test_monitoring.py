@@ -84,7 +84,7 @@ def test_batches_are_scanned_beside_the_training(tmp_path: Path) -> None:
     assert "<h2>Scans</h2>" in render(history)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_results_of_several_kinds_and_failed_ones_leave_the_others_of_a_scanner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
