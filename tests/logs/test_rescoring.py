@@ -10,6 +10,7 @@ import zipfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from random import Random
 from statistics import fmean
 from typing import Any
 
@@ -17,10 +18,11 @@ import pytest
 from inspect_ai import Task
 from inspect_ai import eval as inspect_eval
 from inspect_ai._util.logger import _warned  # private: a warning is given once per process
+from inspect_ai.dataset import Sample
 from inspect_ai.log import EvalLog, read_eval_log
 from inspect_ai.model import ModelAPI, ModelOutput, model_roles, modelapi
-from inspect_ai.scorer import Score, Target, accuracy
-from inspect_ai.solver import TaskState, generate
+from inspect_ai.scorer import Score, Target, accuracy, choice
+from inspect_ai.solver import TaskState, generate, multiple_choice
 from inspect_ai.util import sandbox
 from tests.functions import make_scorer
 from tests.logs.rollouts import (
@@ -228,6 +230,32 @@ def test_failed_judges_are_asked_again(
     ]
     assert paid == graded
     assert not [one for one in seen(new) if one["error"] and one["status"] != "cut"]
+
+
+@make_scorer(accuracy())
+async def needs_judge_of_choices(state: TaskState, target: Target) -> Score | None:
+    if not judge_is_there:
+        raise ConnectionError("the judge does not answer")
+    return await choice()(state, target)
+
+
+def test_a_scorer_of_choices_sees_what_the_solver_has_marked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions = [
+        Sample(id=n, input="?", choices=["one", "two", "three " * 100], target="B") for n in (1, 2)
+    ]
+    solver = multiple_choice(shuffle=Random(6))  # an order for each, which it hides afterwards
+    task = Task(dataset=questions, solver=solver, scorer=needs_judge_of_choices())
+    words = [[f"ANSWER: {letter}" for letter in "ABC"]] * 2
+    log = rolled(task, tmp_path / "old", words, on_error=-1.0)
+    assert rewards(log) == [-1.0] * 6
+    monkeypatch.setattr("tests.logs.test_rescoring.judge_is_there", True)
+    new, done = rescored(log, tmp_path / "new", failed=True)
+    assert done.failures == []
+    for each in samples(new):
+        assert figures(each)["reward"] == float(each.output.completion == "ANSWER: B")
+    assert 0 < sum(rewards(new)) < 6
 
 
 def test_a_judge_that_fails_again_gives_no_reward(tmp_path: Path) -> None:

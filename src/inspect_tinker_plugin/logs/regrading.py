@@ -11,7 +11,7 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from inspect_ai.dataset import Sample
 from inspect_ai.log import EvalError, EvalLog, EvalSample, resolve_sample_attachments
 from inspect_ai.model import Model, ModelName, ModelUsage, get_model
 from inspect_ai.scorer import SampleScore, Score, Scorer, Target
-from inspect_ai.solver import TaskState
+from inspect_ai.solver import Choices, TaskState
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult
@@ -32,6 +32,7 @@ from inspect_tinker_plugin.logs.rollout import (
     SAMPLED_KEY,
     RolloutStatus,
     figures,
+    logged_choices,
     note,
     own_metadata,
     own_scores,
@@ -210,7 +211,7 @@ class LogRewards:
         log.eval = log.eval.model_copy(update={"headline_metric": None})  # the reward is not scored
         asked = score_async(
             log,
-            [scorers[name] for name in missing],
+            [_with_choices(record, scorers[name]) for name in missing],
             model=self._models[0],
             model_roles=self._models[1],
             action="append",
@@ -341,6 +342,17 @@ def _cause(record: EvalSample) -> str | None:
     return seen.get("error_cause") or in_metrics
 
 
+def _with_choices(record: EvalSample, scorer: Scorer) -> Scorer:
+    """Let a scorer see choices as the solver left them; Inspect's record has only their texts."""
+
+    @wraps(scorer)  # with what Inspect has registered of it
+    async def score(state: TaskState, target: Target) -> Score | None:
+        state.choices = Choices(logged_choices(record))
+        return await scorer(state, target)
+
+    return score
+
+
 def _own_store(record: EvalSample) -> dict[str, Any]:
     return {name: value for name, value in record.store.items() if name != SAMPLED_KEY}
 
@@ -385,7 +397,6 @@ def _episode_result(
         epoch=record.epoch,
         input=record.input,
         target=Target(record.target),
-        choices=record.choices,
         messages=record.messages,
         output=record.output,
         completed=True,
@@ -393,6 +404,7 @@ def _episode_result(
         store=_own_store(record),
         scores=dict(scores),
     )
+    state.choices = Choices(logged_choices(record))
     return EpisodeResult(
         task=log.eval.task,
         sample=sample,

@@ -6,7 +6,7 @@ import base64
 import struct
 import traceback
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from inspect_ai.log import (
     read_eval_log_sample_summaries,
 )
 from inspect_ai.scorer import Score
+from inspect_ai.solver import Choice
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import Metrics
@@ -90,6 +91,9 @@ class Rollout:
 
     reward_metrics: Collection[str] = ()
     """Names of the metrics that belong to the reward."""
+
+    choices: Sequence[Choice] = ()
+    """The sample's choices as the solver left them; Inspect's record has only their texts."""
 
     sampled: Callable[[], Mapping[str, Any] | None] = lambda: None
     """Returns what to keep of the sampled tokens (:func:`record_trajectory`)."""
@@ -180,7 +184,7 @@ def _entries(key: str, seen: Mapping[str, Any]) -> dict[str, Any]:
     if len(internals.to_json_safe(seen)) <= _IN_SUMMARY:
         return {key: seen}
     of_reward = frozenset(seen["reward_metrics"])
-    first = {**seen, "metrics": {}, "reward_metrics": []}
+    first = {**seen, "metrics": {}, "reward_metrics": [], "choices": []}
     parts, size = [first], len(internals.to_json_safe(first))
     for name, value in sorted(seen["metrics"].items()):
         added = 2 * len(repr(name)) + len(repr(value)) + 20  # with the blanks of both lists
@@ -262,7 +266,13 @@ def _figures(rollout: Rollout, slot: GroupSlot) -> dict[str, Any]:
             if name != "turns" and not name.startswith("tokens/")
         },
         "reward_metrics": sorted(rollout.reward_metrics),
+        "choices": [asdict(choice) for choice in rollout.choices],
     }
+
+
+def logged_choices(record: EvalSample) -> list[Choice]:
+    """Return the choices of a logged rollout as its solver left them, in its order and marked."""
+    return [Choice(**each) for each in figures(record).get("choices") or ()]
 
 
 def record_trajectory(trajectory: Trajectory, reward: float) -> dict[str, Any] | None:

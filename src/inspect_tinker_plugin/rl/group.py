@@ -338,6 +338,7 @@ def _describe_rollout(env: InspectEnv) -> Rollout:
         error=None if ending is None else ending.error,
         metrics=metrics,
         reward_metrics=of_reward,
+        choices=() if ending is None else ending.result.state.choices,
         **given,
     )
 
