@@ -32,7 +32,7 @@ def judged():
         "check FILE --side messages",
         "bench FILE --episodes 2",
         "export FILE --output OUT",
-        "export FILE --output OUT --workers 2",
+        pytest.param("export FILE --output OUT --workers 2", marks=pytest.mark.nightly),
         "audit FILE --out OUT --fail-on never",
         "train FILE --local --dry-run",
     ],

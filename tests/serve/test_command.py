@@ -16,6 +16,7 @@ import aiohttp
 import psutil
 import pytest
 from tests.agents.sandboxed import free_port
+from tests.commands import Command
 from tests.rl.policies import TOKENIZER, Words
 from tests.serve.engine import serving
 from tests.waiting import has_ended, until
@@ -24,6 +25,7 @@ from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.serve.app import run_server
 
 TASK = f"{Path(__file__).parents[1]}/rl/tasks.py@arithmetic"
+RENDERED = ("--tokenizer", str(TOKENIZER), "--renderer", "qwen3_instruct")
 
 
 async def get(url: str) -> tuple[int, str]:
@@ -36,7 +38,7 @@ async def get(url: str) -> tuple[int, str]:
 async def command(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
     server = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "inspect_tinker_plugin", "serve", *arguments),
-        *("--tokenizer", str(TOKENIZER), "--renderer", "qwen3_instruct"),
+        *RENDERED,
         stderr=asyncio.subprocess.PIPE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # as a background job
     )
@@ -72,15 +74,17 @@ async def test_workers_end_when_their_parent_is_killed() -> None:
         again.bind(("127.0.0.1", int(port)))
 
 
-@pytest.mark.slow
+@pytest.mark.forks
 @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.nightly)])
-async def test_a_task_that_cannot_be_served_is_an_error_of_the_command(workers: str) -> None:
+def test_a_task_that_cannot_be_served_is_an_error_of_the_command(
+    workers: str, tmp_path: Path
+) -> None:
     task = TASK.replace("arithmetic", "missing")
-    async with command(task, "--port", "0", "--workers", workers) as server:
-        _, log = await server.communicate()
-    assert server.returncode == 1
-    assert re.search("^Error: .*missing", log.decode(), re.MULTILINE)
-    assert "Traceback" not in log.decode()
+    words = ["serve", task, "--port", "0", "--workers", workers, *RENDERED]
+    done = Command(*words, cwd=tmp_path).wait(300)
+    assert done.returncode == 1
+    assert re.search("^Error: .*missing", done.stderr, re.MULTILINE)
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow
