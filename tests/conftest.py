@@ -105,12 +105,19 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.slow)
 
 
+def _has(item: pytest.Item, marker: str) -> bool:
+    return item.get_closest_marker(marker) is not None
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let the groups of pytest-xdist 3.8 take effect with pytest 9.2, which ignores ``_nodeid``.
 
-    The worker adds the group to that name of a test, and the scheduler looks for it in its id.
+    The worker adds the group to that name of a test, and the scheduler looks for it in its id. Slow
+    tests outside of the groups begin first, so that no worker is left alone with one at the end.
     """
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: _has(item, "xdist_group") or not _has(item, "slow"))
     for item in items:
         with_group = getattr(item, "_nodeid", item.nodeid)
         if with_group != item.nodeid:

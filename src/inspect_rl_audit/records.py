@@ -149,10 +149,11 @@ class AuditJournal:
                 self._journal.replace([{"audit": identity}])
         except OSError as error:
             raise ConfigError(f"the audit's folder {folder} cannot be written: {error}") from error
-        if lines and lines[0].get("audit") != identity:
+        known = lines[0].get("audit", {}) if lines else identity
+        if differing := [name for name in identity if known.get(name) != identity[name]]:
             raise ConfigError(
-                f"{folder} holds another audit (of another task, or with other "
-                "options): give another folder with --out, or start again with --overwrite"
+                f"{folder} holds another audit (it differs in {', '.join(differing)}): give "
+                "another folder with --out, or start again with --overwrite"
             )
         records = [EpisodeRecord(**fields) for fields in lines[1:]]
         self.records = {record.key: record for record in records}

@@ -255,12 +255,14 @@ def _count_failed(target: Path, about: Mapping[str, Any], overwrite: bool) -> in
         found = (header.eval.metadata or {}).get(RESCORED)
     except Exception:  # whatever it is, it is not ours
         found = None
-    if not isinstance(found, dict) or any(found.get(name) != about[name] for name in about):
+    earlier = found if isinstance(found, dict) else {}
+    if differing := [name for name in about if earlier.get(name) != about[name]]:
+        of = f" (it differs in {', '.join(differing)})" if earlier else ""
         raise ConfigError(
-            f"{target} is there already and is not what this command makes; choose another "
+            f"{target} is there already and is not what this command makes{of}; choose another "
             "--output, or replace it with --overwrite"
         )
-    return int(found.get("failed") or 0)
+    return int(earlier.get("failed") or 0)
 
 
 def _take_scores(log: EvalLog, earlier: EvalLog) -> None:
