@@ -150,7 +150,8 @@ class AuditJournal:
         except OSError as error:
             raise ConfigError(f"the audit's folder {folder} cannot be written: {error}") from error
         known = lines[0].get("audit", {}) if lines else identity
-        if differing := [name for name in identity if known.get(name) != identity[name]]:
+        names = dict.fromkeys([*identity, *known])
+        if differing := [name for name in names if known.get(name) != identity.get(name)]:
             raise ConfigError(
                 f"{folder} holds another audit (it differs in {', '.join(differing)}): give "
                 "another folder with --out, or start again with --overwrite"

@@ -37,9 +37,9 @@ def compose_plugin() -> None:
         pytest.skip("the program 'docker' is not there, or has no plugin 'compose'")
 
 
-@pytest.fixture
-def manager() -> Iterator[PoolManager]:
-    """New pools of this process; afterwards nothing of them may be left on the engine or here."""
+@contextlib.contextmanager
+def new_pools() -> Iterator[PoolManager]:
+    """Make new pools of this process; afterwards nothing of them may be left anywhere."""
     close_all()  # containers kept warm by tests without this fixture would count here
     made = pool_manager()
     yield made
@@ -51,6 +51,12 @@ def manager() -> Iterator[PoolManager]:
     assert owned(owner) == []
     names = [thread.name for thread in threading.enumerate()]
     assert not [name for name in names if name.startswith("docker_pool")]
+
+
+@pytest.fixture
+def manager() -> Iterator[PoolManager]:
+    with new_pools() as made:
+        yield made
 
 
 def owned(owner: str) -> list[str]:

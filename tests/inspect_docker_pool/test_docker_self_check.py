@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from inspect_ai.util import SandboxEnvironment
-from tests.inspect_docker_pool.conftest import IMAGE, owned, take
+from tests.inspect_docker_pool.conftest import IMAGE, new_pools, take
 
 from inspect_docker_pool.config import DockerPoolConfig
-from inspect_docker_pool.manager import close_all, pool_manager
 
 pytestmark = [pytest.mark.docker, pytest.mark.asyncio(loop_scope="module")]
 
@@ -45,12 +44,10 @@ EXPECTED = {
 async def shared(request: pytest.FixtureRequest) -> AsyncIterator[SandboxEnvironment]:
     """One container for the whole suite, whose checks leave nothing behind, as Inspect runs it."""
     options = {"image": IMAGE, "warm": 0, **CONFIGS[request.param]}
-    environment = await take(DockerPoolConfig(**options))
-    yield environment
-    environment.release()
-    owner = pool_manager().owner.id
-    close_all()
-    assert owned(owner) == []
+    with new_pools():
+        environment = await take(DockerPoolConfig(**options))
+        yield environment
+        environment.release()
 
 
 @pytest.fixture

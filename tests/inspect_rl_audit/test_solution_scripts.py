@@ -57,7 +57,7 @@ async def test_an_audit_is_not_continued_with_another_solution(tmp_path: Path) -
     file.write_text("exit 3\n")
     await run_audit(double(agent()), options)
     file.write_text(SOLUTION)
-    with pytest.raises(ConfigError, match=r"another audit \(it differs in gold\)"):
+    with pytest.raises(ConfigError, match=r"holds another audit \(it differs in gold\)"):
         await run_audit(double(agent()), options)
 
 

@@ -365,7 +365,9 @@ def test_a_call_with_another_judge_continues_none(tmp_path: Path) -> None:
     log = rolled(task, tmp_path / "old", [["a", "b"]], **options)
     rescored(log, tmp_path / "new", roles={"judge": "logs_number/0.5"})
     for other in ({"judge": "logs_number/0.25"}, {}):
-        with pytest.raises(ConfigError, match=r"\(it differs in judges\)"):
+        with pytest.raises(
+            ConfigError, match=r"is not what this command makes \(it differs in judges"
+        ):
             rescored(log, tmp_path / "new", roles=other)
     new, done = rescored(log, tmp_path / "new", roles={"judge": "logs_number/0.5"})
     assert (rewards(new), done.earlier) == ([0.5, 0.5], 1)
