@@ -177,12 +177,14 @@ async def test_a_maximum_holds_whatever_was_configured_before(
 ) -> None:
     free = [await take(DockerPoolConfig(image=image, warm=0)) for _ in range(2)]
     highest = inside = 0
+    two = asyncio.Barrier(2)  # however long the second container takes
 
     async def episode() -> None:
         nonlocal highest, inside
         taken = await take(DockerPoolConfig(image=image, warm=0, max=2))
         inside += 1
         highest = max(highest, inside)
+        await two.wait()
         await asyncio.sleep(0.2)
         inside -= 1
         taken.release()
