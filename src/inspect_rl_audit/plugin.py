@@ -26,7 +26,7 @@ from inspect_rl_audit.probes.scorer import ScorerChecks
 from inspect_rl_audit.probes.signal import Cost, Signal
 from inspect_rl_audit.records import JOURNAL, ModelAttempt, Severity
 from inspect_rl_audit.report import PAGE, AuditReport, signal_lines
-from inspect_rl_audit.run import run_audit
+from inspect_rl_audit.run import alone_in_folder, audit_in_folder
 from inspect_tinker_plugin.cli import (
     EXIT_ERROR,
     EXIT_INTERRUPTED,
@@ -48,7 +48,6 @@ from inspect_tinker_plugin.cli import (
 )
 from inspect_tinker_plugin.options import DatasetOptions
 from inspect_tinker_plugin.plugins import counted, hookimpl, part_of
-from inspect_tinker_plugin.processes import alone_in
 from inspect_tinker_plugin.tasks import ResolvedTask, resolve_task, select_samples
 from inspect_tinker_plugin.train import plan_lines, read_prices
 
@@ -173,8 +172,7 @@ def _audit(choices: dict[str, Any]) -> AuditReport:
     resolved = load_task(choices, dataset.model_roles)
     name = resolved.task.name
     out = (choices["out"] or Path("audits") / name.rpartition("/")[2]).expanduser()
-    taken = "is being written by another `inspect rl audit`; choose another --out"
-    with alone_in(out, ".audit.lock", taken=taken, keep=False):
+    with alone_in_folder(out):
         if choices["overwrite"]:  # logs of scripted episodes stay
             (out / JOURNAL).unlink(missing_ok=True)
             shutil.rmtree(out / ATTEMPTS, ignore_errors=True)
@@ -188,7 +186,8 @@ def _audit(choices: dict[str, Any]) -> AuditReport:
             **{name: choices[name] for name in _AS_THEY_ARE},
         )
         with progress_bar("episodes") as show:
-            return run_in_loop(run_audit(resolved.task, options, name=name, progress=show))
+            audited = audit_in_folder(resolved.task, options, name=name, progress=show)
+            return run_in_loop(audited)
 
 
 _AS_THEY_ARE = ("probes", "samples", "gold", "parallel", "prompt_tokens", "group_size")

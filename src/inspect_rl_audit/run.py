@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from inspect_rl_audit.report import AuditReport, summarise, write_report
 from inspect_rl_audit.stage import Stage, read_budget, spread
 from inspect_tinker_plugin import ConfigError, __version__
 from inspect_tinker_plugin.plugins import PluginError, build, counted, default_plugins
+from inspect_tinker_plugin.processes import alone_in
 from inspect_tinker_plugin.rewards import resolve_reward
 from inspect_tinker_plugin.rl import with_plugin_scorers
 from inspect_tinker_plugin.tasks import select_samples, task_digest
@@ -47,8 +49,23 @@ async def run_audit(
         progress: Called with the episodes that are done and planned, and ``what=`` the probe.
 
     Raises:
-        ConfigError: An option cannot be used, or the folder holds another audit.
+        ConfigError: An option cannot be used, another audit is writing to the folder, or it holds
+            another audit.
     """
+    with alone_in_folder(options.out):
+        return await audit_in_folder(task, options, name=name, progress=progress)
+
+
+def alone_in_folder(out: Path) -> AbstractContextManager[None]:
+    """Keep other audits out of a folder."""
+    taken = "is being written by another `inspect rl audit`; choose another --out"
+    return alone_in(out.expanduser(), ".audit.lock", taken=taken, keep=False)
+
+
+async def audit_in_folder(
+    task: Task, options: AuditOptions, *, name: str | None, progress: Callable[..., object]
+) -> AuditReport:
+    """Audit a task in a folder that no other audit writes to, as :func:`run_audit`."""
     probes = resolve_probes(options.probes)
     task = with_plugin_scorers(task)
     empty = task.sample_source is None and len(task.dataset) == 0  # a finding, not an error

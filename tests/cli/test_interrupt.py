@@ -114,6 +114,29 @@ def test_an_ignored_signal_stays_ignored_and_a_repeated_one_changes_nothing() ->
     assert done.stdout.split() == ["alive", "None", "SIGTERM", "True"]
 
 
+CLOSED_TERMINAL = """
+import os, pty, signal, click
+from inspect_tinker_plugin.cli.reporting import reported
+
+@click.command()
+@reported
+def waits():
+    terminal, ours = pty.openpty()
+    os.dup2(ours, 1)
+    os.dup2(ours, 2)
+    os.close(terminal)
+    os.kill(os.getpid(), signal.SIGHUP)
+
+waits()
+"""
+
+
+@pytest.mark.slow
+def test_a_terminal_that_is_closed_ends_a_command_as_its_signal_does() -> None:
+    done = subprocess.run([sys.executable, "-c", CLOSED_TERMINAL])
+    assert done.returncode == 128 + signal.SIGHUP
+
+
 def containers() -> set[str]:
     listed = ["docker", "ps", "-aq", "--no-trunc"]
     return set(subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split())

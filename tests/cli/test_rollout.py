@@ -193,7 +193,8 @@ def test_sampling_without_a_key_says_what_to_do(monkeypatch: pytest.MonkeyPatch)
         ("", "holds no replies"),
         ('"a"\n["b"]\n', "line 2: the script mixes"),
         ('{"txt": "a"}', "line 1.*no key 'txt'"),
-        ('"a"\n{"text"', "line 2"),
+        ('"a"\n{"text"', "line 2: Invalid JSON: EOF"),
+        (r'"\ud800"', "line 1: Invalid JSON: unexpected end of hex escape"),
         ("3", "line 1"),
     ],
 )

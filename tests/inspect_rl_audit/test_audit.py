@@ -289,6 +289,15 @@ def test_the_command_prints_json_and_nothing_else(tmp_path: Path) -> None:
     assert again.exit_code == 0
 
 
+async def test_an_audit_in_python_is_alone_in_its_folder_too(tmp_path: Path) -> None:
+    options = AuditOptions(out=tmp_path, probes=["samples"])
+    with (
+        alone_in(tmp_path, ".audit.lock", taken="is taken"),
+        pytest.raises(ConfigError, match="is being written by another"),
+    ):
+        await run_audit(planted(), options)
+
+
 def test_two_audits_never_write_into_one_folder(tmp_path: Path) -> None:
     (tmp_path / "task.py").write_text(TASK_FILE)
     out = tmp_path / "out"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from inspect_tinker_plugin.processes import Journal, read_rows
+from inspect_tinker_plugin.processes import Journal, alone_in, read_rows, write_whole
 
 ROWS: list[dict[str, Any]] = [{"n": 1, "text": "é\u2028\ud800"}, {"n": 2, "crc": "mine"}, {"n": 3}]
 
@@ -51,3 +52,19 @@ def test_a_damaged_line_ends_it_and_the_next_follows_the_last_whole_one(
     assert [row["n"] for row in journal.load()] == left
     journal.write({"n": 9})
     assert [row["n"] for row in journal.load()] == [*left, 9]
+
+
+def test_what_cannot_be_replaced_leaves_no_half_written_file(tmp_path: Path) -> None:
+    (taken := tmp_path / "taken").mkdir()
+    with pytest.raises(OSError):
+        write_whole(taken, "text")
+    with pytest.raises(OSError):
+        Journal(taken).replace(ROWS)
+    assert list(tmp_path.iterdir()) == [taken]
+
+
+@pytest.mark.parametrize("known", [None, "/elsewhere/metrics.jsonl"])
+def test_a_disk_that_is_full_is_named(tmp_path: Path, known: str | None) -> None:
+    with pytest.raises(OSError) as caught, alone_in(tmp_path, "a.lock", taken="is taken"):
+        raise OSError(errno.ENOSPC, "No space left on device", *([known] if known else []))
+    assert caught.value.filename == (known or str(tmp_path))

@@ -126,6 +126,9 @@ def test_what_a_dead_process_has_left_is_not_shown(run: Path) -> None:
         assert read_state(run).running == []
         file.write_text(json.dumps({**about, "host": "another-node"}))
         assert read_state(run).running == [rollout]
+        file.write_text(json.dumps({**about, "pid": os.getpid()}))
+        os.utime(file, (1.0, 1.0))  # written before the process with its number began
+        assert read_state(run).running == []
 
 
 def test_a_terminal_obeys_nothing_that_a_sample_or_an_error_says(run: Path) -> None:

@@ -90,10 +90,24 @@ def _signals_exit() -> Iterator[None]:
     with stopped_like_ctrl_c() as stopped:
         try:
             yield
-        except SystemExit as end:
-            if end.code == EXIT_INTERRUPTED and stopped.by is not None:
+        except (SystemExit, Exception) as end:
+            interrupted = isinstance(end, SystemExit) and end.code == EXIT_INTERRUPTED
+            if stopped.by is not None and (interrupted or _leave_closed_terminal()):
                 sys.exit(128 + stopped.by)
             raise
+
+
+def _leave_closed_terminal() -> bool:
+    """Send what would go to a terminal that was closed nowhere; return whether one was."""
+    closed = False
+    for descriptor in (1, 2):
+        try:
+            os.write(descriptor, b"")
+        except OSError as error:
+            if error.errno == errno.EIO:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+                closed = True
+    return closed
 
 
 def _line(error: Exception) -> str:

@@ -8,11 +8,14 @@ was cut off or damaged: what follows counts as never written.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 from zlib import crc32
 
@@ -89,8 +92,11 @@ class Journal:
         """
         fresh = Journal(self.path.with_name(f"{self.path.name}.writing"))
         fresh.path.unlink(missing_ok=True)
-        fresh.write(*records)
-        os.replace(fresh.path, self.path)
+        try:
+            fresh.write(*records)
+            os.replace(fresh.path, self.path)
+        finally:
+            fresh.path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -106,6 +112,7 @@ def alone_in(folder: Path, name: str, *, taken: str, keep: bool = True) -> Itera
 
     Raises:
         ConfigError: Another process has it, or it cannot be written.
+        OSError: That of the block; one of a full disk names the folder, or that of temporary files.
     """
     lock = FileLock(folder / name, timeout=0)
     made = not folder.exists()
@@ -118,6 +125,12 @@ def alone_in(folder: Path, name: str, *, taken: str, keep: bool = True) -> Itera
         raise ConfigError(f"{folder} cannot be written ({error.strerror})") from error
     try:
         yield
+    except OSError as error:
+        if error.errno == errno.ENOSPC and error.filename is None:  # a write does not say where
+            error.filename = min(
+                (str(folder), gettempdir()), key=lambda path: shutil.disk_usage(path).free
+            )
+        raise
     finally:
         if not keep:
             (folder / name).unlink(missing_ok=True)
@@ -134,8 +147,11 @@ def write_whole(path: Path, text: str) -> None:
         OSError: It cannot be written.
     """
     part = path.with_name(f"{path.name}.writing")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
+    try:
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _encode_record(record: Record) -> bytes:

@@ -262,11 +262,11 @@ def read_script(path: Path) -> list[list[ScriptTurn]]:
         except ValidationError as error:
             faults = error.errors()
             unknown = [each["loc"][-1] for each in faults if each["type"] == "extra_forbidden"]
-            fault = (
-                f"a reply has no key {unknown[0]!r}"
-                if unknown
-                else "neither a reply nor a list of replies"
-            )
+            fault = "neither a reply nor a list of replies"
+            if unknown:
+                fault = f"a reply has no key {unknown[0]!r}"
+            elif faults[0]["type"] == "json_invalid":
+                fault = faults[0]["msg"]
             raise ConfigError(
                 f"{path}, line {number}: {fault}. "
                 "A reply is a string or "

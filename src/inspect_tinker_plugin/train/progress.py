@@ -328,11 +328,16 @@ def _files(log_dir: Path) -> list[Path]:
 def _read(path: Path) -> dict[str, Any]:
     """Return what a process has written; nothing if it is not there or has ended."""
     try:
+        written = path.stat().st_mtime
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    gone = found["host"] == socket.gethostname() and not psutil.pid_exists(found["pid"])
-    return {} if gone else found
+    if found["host"] != socket.gethostname():
+        return found
+    try:  # a process that began after this was written has only got the same number
+        return found if psutil.Process(found["pid"]).create_time() <= written else {}
+    except psutil.Error:
+        return {}
 
 
 def show_state(state: RunState, *, rows: int = 12) -> RenderableType:
