@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import subprocess
+import traceback
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from unittest.mock import patch
@@ -22,6 +23,7 @@ os.environ["EXAMPLE_TASKS_IMAGE"] = "inspect-rl-test/none"
 # Tables and panels are as wide as a terminal; tests have none.
 os.environ.pop("COLUMNS", None)
 
+SOURCES = str(Path(__file__).parents[1] / "src")
 DOCKER_TEST_IMAGE = "inspect-rl-test/python:1"
 
 
@@ -173,4 +175,23 @@ def heeded_signals() -> None:
 def unfrozen() -> Iterator[None]:
     """Let the collector work as usual: commands of this process would tune it."""
     with patch("inspect_tinker_plugin.processes.workers.freeze_memory", lambda: None):
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_nested_loops() -> Iterator[None]:
+    """Fail where code of ours has Inspect run something in a loop that runs already.
+
+    That replaces asyncio's own tasks and futures, for good, in the process of whoever trains.
+    """
+    from inspect_ai._util import _async  # private: no public function tells that it has done so
+
+    nest = _async.init_nest_asyncio
+
+    def refuse_ours() -> None:
+        ours = [frame for frame in traceback.extract_stack() if frame.filename.startswith(SOURCES)]
+        assert not ours, f"a loop in a running loop, from {ours[-1]}"
+        nest()
+
+    with patch.object(_async, "init_nest_asyncio", refuse_ours):
         yield

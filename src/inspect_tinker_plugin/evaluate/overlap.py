@@ -9,6 +9,7 @@ from logging import getLogger
 from pathlib import Path
 from typing import Any
 
+import anyio
 from inspect_ai.dataset import Sample
 from inspect_ai.hooks import Hooks, SampleStart, TaskEnd, hooks
 from inspect_ai.log import (
@@ -162,7 +163,8 @@ class Firewall(Hooks):
 
     async def on_task_end(self, data: TaskEnd) -> None:
         """Look also at samples that come from an earlier log, and write what was found."""
-        for sample in data.log.samples or ():
+        # In a thread: a log that loads its samples in a running loop exchanges asyncio's functions.
+        for sample in await anyio.to_thread.run_sync(lambda: list(data.log.samples or ())):
             self._look(data.eval_id, sample, data.log.eval.task)
         found = self._found.pop(data.eval_id, None)
         if found is None:

@@ -386,7 +386,10 @@ class EvalTasks(SamplingClientEvaluator):
             raise asyncio.CancelledError  # which an eval may keep to itself
         if step is not None:
             await asyncio.to_thread(_forget_earlier, logs, step)
-        return {name: value for log in logs for name, value in _figures(log)}
+        # In a thread: a log that loads its samples in a running loop exchanges asyncio's functions.
+        return await asyncio.to_thread(
+            lambda: {name: value for log in logs for name, value in _figures(log)}
+        )
 
     def _connect(self, sampler: tinker.SamplingClient, step: int | None) -> Connection:
         config = self._config
