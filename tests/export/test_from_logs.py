@@ -16,8 +16,14 @@ import pytest
 from click.testing import CliRunner
 from inspect_ai import Task, score
 from inspect_ai.dataset import Sample
-from inspect_ai.log import read_eval_log, read_eval_log_sample_summaries, write_eval_log
-from inspect_ai.scorer import Score, Target, accuracy
+from inspect_ai.log import (
+    ProvenanceData,
+    edit_score,
+    read_eval_log,
+    read_eval_log_sample_summaries,
+    write_eval_log,
+)
+from inspect_ai.scorer import Score, ScoreEdit, Target, accuracy
 from inspect_ai.solver import TaskState
 from tests.export.logged_runs import (
     adds_and_submits,
@@ -244,6 +250,24 @@ def test_rollout_logs_have_the_reward_of_the_training(tmp_path: Path) -> None:
     rows = loaded(tmp_path / "out")
     assert [row["reward"] for row in rows] == [each for group in rewards for each in group]
     assert [row["messages"][-1]["content"] for row in rows] == ["2", "no", "5", "4"]
+
+
+def test_the_reward_of_an_edited_rollout_log_stays_the_reward(tmp_path: Path) -> None:
+    (group,) = dataset(by_word(1), tmp_path / "old", batch_size=1, group_size=2).get_batch(0)
+    paid = roll_out(group, ["2", "no"])
+    assemble_pending(tmp_path / "old")
+
+    def edit() -> None:
+        log = read_eval_log(find_logs([str(tmp_path / "old")])[0])
+        assert log.samples is not None
+        why = ProvenanceData(author="somebody", reason="the scorer was wrong")
+        change = ScoreEdit(value=0.25, provenance=why)
+        edit_score(log, log.samples[0].id, "reward", change, epoch=1)
+        write_eval_log(log, str(tmp_path / "logs" / "edited.eval"))
+
+    run_in_thread(edit)
+    run_export(tmp_path / "logs", tmp_path / "out", Choice(form="rewards"))
+    assert [row["reward"] for row in loaded(tmp_path / "out")] == [0.25, paid[1]]
 
 
 @make_scorer({"right": [accuracy()], "short": [accuracy()]})

@@ -7,7 +7,7 @@ import hashlib
 import re
 import sys
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -21,7 +21,7 @@ from inspect_ai._util.logger import _warned  # private: a warning is given once 
 from inspect_ai.dataset import Sample
 from inspect_ai.log import EvalLog, read_eval_log
 from inspect_ai.model import ModelAPI, ModelOutput, model_roles, modelapi
-from inspect_ai.scorer import Score, Target, accuracy, choice
+from inspect_ai.scorer import Score, Scorer, Target, accuracy, choice
 from inspect_ai.solver import TaskState, generate, multiple_choice
 from inspect_ai.util import sandbox
 from tests.functions import make_scorer
@@ -427,6 +427,27 @@ def test_scorers_of_files_are_those_of_the_logs_own_file(
     done = asyncio.run(rescore([log.location for log in logs], how))
     assert done.failures == []
     assert [rewards(read_eval_log(str(log))) for log in done.logs] == [[0.25] * 2, [0.75] * 2]
+
+
+@make_scorer(accuracy(), name="logs_package/judged")
+async def of_package(state: TaskState, target: Target) -> Score | None:
+    return await needs_judge()(state, target)
+
+
+@make_scorer(accuracy(), name="logs_package/includes")
+async def of_package_named_as_one_of_inspect(state: TaskState, target: Target) -> Score | None:
+    return await needs_judge()(state, target)
+
+
+@pytest.mark.parametrize("scorer", [of_package, of_package_named_as_one_of_inspect])
+def test_scorers_of_packages_are_found_by_their_whole_names(
+    scorer: Callable[[], Scorer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = Task(dataset=sums(1), solver=generate(), scorer=scorer())
+    log = rolled(task, tmp_path / "old", [["hard", "vague"]], on_error=-1.0)
+    monkeypatch.setattr("tests.logs.test_rescoring.judge_is_there", True)
+    new, done = rescored(log, tmp_path / "new", failed=True)
+    assert (rewards(new), done.failures) == ([0.5, 0.5], [])
 
 
 def words_are_dear(result: EpisodeResult) -> float:

@@ -49,7 +49,7 @@ from inspect_ai.agent._acp.transport import _acp_live_active
 from inspect_ai.dataset import Sample
 from inspect_ai.event import Event, InterruptEvent, ModelEvent, ToolEvent
 from inspect_ai.event._model import LIMIT_CANCEL_ERROR
-from inspect_ai.log import EvalError, transcript
+from inspect_ai.log import EvalError, EvalLog, transcript
 from inspect_ai.log._log import eval_error
 from inspect_ai.log._samples import ActiveSample, _sample_active
 from inspect_ai.log._transcript import Transcript, init_transcript
@@ -148,6 +148,7 @@ __all__ = [
     "to_json_safe",
     "unique_id",
     "unique_scorer_name",
+    "with_registered_scorers",
     "without_markup",
 ]
 
@@ -183,16 +184,38 @@ def bind_roles(roles: dict[str, Model | list[Model]]) -> Iterator[None]:
         _model_roles.reset(token)
 
 
+_REGISTERED = "registered"
+"""Entry of a logged scorer's metadata with its name in Inspect's registry: `package/name`, or the
+bare name for one of a task's file."""
+
+
+def with_registered_scorers(log: EvalLog) -> EvalLog:
+    """Return a log's header with scorers by their names in Inspect's registry.
+
+    Where it does not hold these names, its scorers are Inspect's own, or of the task's file.
+    """
+    found = log.model_copy(update={"eval": log.eval.model_copy(deep=True)})
+    for scorer in found.eval.scorers or []:
+        builtin = f"inspect_ai/{scorer.name}"
+        bare = builtin if registry_lookup("scorer", builtin) else scorer.name
+        scorer.name = (scorer.metadata or {}).get(_REGISTERED, bare)
+    return found
+
+
 def scoring_in_logs(task: Task, model_roles: dict[str, Model | list[Model]]) -> dict[str, Any]:
     """Return the fields of an ``EvalSpec`` that `inspect score` makes scorers and judges from.
 
-    As in an eval's log, keys of APIs are left out. A scorer that no ``@scorer`` function made
-    cannot be made again: it is left out, too.
+    As in an eval's log, keys of APIs are left out, and scorers have their names without packages;
+    their metadata holds the whole names. A scorer that no ``@scorer`` function made cannot be made
+    again: it is left out, too.
     """
-    scorers = [as_scorer_spec(each) for each in task.scorer or [] if is_registry_object(each)]
+    made = [each for each in task.scorer or [] if is_registry_object(each)]
+    scorers = resolve_eval_scorers([as_scorer_spec(each) for each in made])
+    for each, logged in zip(made, scorers or [], strict=True):
+        logged.metadata = {**(logged.metadata or {}), _REGISTERED: registry_info(each).name}
     metrics = None if task.metrics is None else to_metric_specs(task.metrics)
     return {
-        "scorers": resolve_eval_scorers(scorers),
+        "scorers": scorers,
         "metrics": resolve_eval_metrics(metrics),
         "model_roles": model_roles_to_model_roles_config(model_roles) or None,
     }

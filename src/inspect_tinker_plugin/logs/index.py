@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -126,14 +126,15 @@ def index_logs(paths: Sequence[str], *, score: str | None) -> Index:
     names: set[str] = set()
     for path in paths:
         try:
-            log = _describe(path, read_eval_log(path, header_only=True))
             # Of a sample that was run again, the last summary is true.
             summaries = {(str(s.id), s.epoch): s for s in read_eval_log_sample_summaries(path)}
+            scored = {name for summary in summaries.values() for name in summary.scores or ()}
+            log = _describe(path, read_eval_log(path, header_only=True), scored)
         except Exception as error:  # whatever the reason, the other logs can be read
             index.unreadable[path] = " ".join(f"it cannot be read: {error}".split())
             continue
+        names |= scored
         for summary in summaries.values():
-            names.update(summary.scores or ())
             if summary.uuid is not None and summary.uuid in seen:
                 continue  # a log of a retry holds the samples of the log before it
             if summary.uuid is not None:
@@ -150,11 +151,14 @@ def index_logs(paths: Sequence[str], *, score: str | None) -> Index:
     return index
 
 
-def _describe(path: str, header: EvalLog) -> Log:
+def _describe(path: str, header: EvalLog, scored: Container[str]) -> Log:
     spec, headline = header.eval, header.eval.headline_metric
-    if headline is not None and header.results is not None:
-        headline = header.results.headline or headline  # scorers may have been replaced
     ours = spec.model.startswith(f"{POLICY_PROVIDER}/")
+    if headline is not None and header.results is not None:
+        # Inspect finds no reward when it computes metrics again, after an edit of a score, say.
+        rewarded = ours and headline.scorer in scored
+        # Scorers may have been replaced.
+        headline = headline if rewarded else header.results.headline or headline
     return Log(
         path=path,
         name=path.rpartition("/")[2],

@@ -233,8 +233,11 @@ class LogRewards:
         """The scorers that the log's header names."""
         named: dict[str, Scorer] = {}
         try:
-            self._run_task_file()
-            for scorer in internals.resolve_scorers(self.log) if self.log.eval.scorers else []:
+            log = internals.with_registered_scorers(self.log)
+            names = [each.name for each in log.eval.scorers or []]
+            if not all("/" in name for name in names):
+                self._run_task_file()
+            for scorer in internals.resolve_scorers(log) if names else []:
                 named[internals.unique_scorer_name(scorer, list(named))] = scorer
         except Exception as error:  # each package raises its own kind
             raise self._not_made_error(error) from error
@@ -247,11 +250,7 @@ class LogRewards:
         for names that are not there, runs it without its folder.
         """
         file = Path(self.log.eval.task_file or "")
-        names = [each.name for each in self.log.eval.scorers or [] if "/" not in each.name]
-        own = [
-            name for name in names if not internals.registry_lookup("scorer", f"inspect_ai/{name}")
-        ]
-        if own and file.is_file():
+        if file.is_file():
             internals.load_file_tasks(file)
 
     @cached_property
