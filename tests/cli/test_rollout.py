@@ -144,6 +144,19 @@ def test_rollouts_are_shown_though_their_log_cannot_be_written(
     assert f"could not be written to {tmp_path}: [Errno 28] No space left" in result.stderr
 
 
+def test_a_group_that_is_in_no_log_is_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, records: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("inspect_tinker_plugin.logs.writer.write_part", full)
+    result = run(str(FOLDER / "word_problems.py"), "--log-dir", str(tmp_path), "--json")
+    assert result.exit_code == 1
+    assert len(reports(result)) == 4
+    assert f"of 1 group could not be written to {tmp_path}: no log has them" in result.stderr
+
+
 def test_a_stated_penalty_takes_the_place_of_a_failure() -> None:
     summary = (str(FOLDER / "article_summary.py"), "--group-size", "2", "--on-error", "judge=-0.5")
     result = run(*summary, "--json")

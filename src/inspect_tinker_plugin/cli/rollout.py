@@ -243,7 +243,7 @@ def _finish_logs(log_dir: str | Path | None) -> click.ClickException | None:
     """Wait until the logs of the rollouts can be read; return why they cannot be."""
     if log_dir is None:
         return None
-    from inspect_tinker_plugin.logs import assemble_pending
+    from inspect_tinker_plugin.logs import assemble_pending, count_lost
 
     try:
         assemble_pending(log_dir)
@@ -251,6 +251,11 @@ def _finish_logs(log_dir: str | Path | None) -> click.ClickException | None:
         return click.ClickException(
             f"the logs of these rollouts could not be written to {log_dir}: {error}. What is there "
             "is kept, and the next command that logs to this folder completes it."
+        )
+    if lost := count_lost(log_dir):
+        return click.ClickException(
+            f"the rollouts of {counted(lost, 'group')} could not be written to {log_dir}: "
+            "no log has them"
         )
     return None
 

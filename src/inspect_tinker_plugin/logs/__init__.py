@@ -9,6 +9,7 @@ from inspect_tinker_plugin.logs.staging import GroupSlot, LogRun
 from inspect_tinker_plugin.logs.writer import (
     assemble_pending,
     close_run,
+    count_lost,
     open_run,
     write_group,
 )
@@ -20,6 +21,7 @@ __all__ = [
     "RolloutStatus",
     "assemble_pending",
     "close_run",
+    "count_lost",
     "eval_spec",
     "figures",
     "find_logs",

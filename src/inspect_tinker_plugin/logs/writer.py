@@ -6,7 +6,7 @@ import asyncio
 import atexit
 import os
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -38,6 +38,7 @@ logger = getLogger(__name__)
 _owned: dict[str, FileLock] = {}
 _left: deque[LogRun] = deque()
 _warned: set[Path] = set()
+_lost: Counter[Path] = Counter()
 
 
 def open_run(log_dir: Path, spec: EvalSpec) -> LogRun:
@@ -83,7 +84,7 @@ async def write_group(
     the writing. Errors are never raised: they are logged, once per folder, and training continues.
     """
     try:
-        written = _submit(0, _try, run.log_dir, _write_group, run, slot, rollouts)
+        written = _submit(0, _try_group, run, slot, rollouts)
     except RuntimeError as error:  # the interpreter is shutting down
         _warn_once(run.log_dir, error)
     else:
@@ -135,6 +136,19 @@ def _finish_runs(folder: Path, own: bool = False) -> list[Path]:
         if run.run_id in _owned:
             remove_undone(run, elsewhere)
     return [path for path in made if path.is_file()]
+
+
+def count_lost(log_dir: str | Path) -> int:
+    """Return how many groups this process could not write to a folder, which are in no log."""
+    return _lost[Path(log_dir).absolute()]
+
+
+def _try_group(run: LogRun, slot: GroupSlot, rollouts: Sequence[Rollout | EvalSample]) -> None:
+    try:
+        _write_group(run, slot, rollouts)
+    except Exception as error:
+        _lost[run.log_dir] += 1
+        _warn_once(run.log_dir, error)
 
 
 def _write_group(run: LogRun, slot: GroupSlot, rollouts: Sequence[Rollout | EvalSample]) -> None:
