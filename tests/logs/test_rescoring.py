@@ -450,6 +450,24 @@ def test_scorers_of_packages_are_found_by_their_whole_names(
     assert (rewards(new), done.failures) == ([0.5, 0.5], [])
 
 
+@make_scorer(accuracy())
+async def twice(state: TaskState, target: Target, applies: bool) -> Score | None:
+    return await needs_judge()(state, target) if applies else None
+
+
+def test_a_scorer_keeps_its_name_when_another_of_this_name_gives_no_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scorers = [twice(applies=False), twice(applies=True)]
+    task = Task(dataset=sums(1), solver=generate(), scorer=scorers)
+    options: dict[str, Any] = {"on_error": -1.0, "reward": "score:twice1"}
+    log = rolled(task, tmp_path / "old", [["hard", "vague", "easy"]], **options)
+    monkeypatch.setattr("tests.logs.test_rescoring.judge_is_there", True)
+    new, done = rescored(log, tmp_path / "new", failed=True)
+    assert (rewards(new), done.failures) == ([0.5] * 3, [])
+    assert [set(one["scores"]) for one in seen(new)] == [{"reward", "twice1"}] * 3
+
+
 def words_are_dear(result: EpisodeResult) -> float:
     return -float(len(result.state.output.completion.split()))
 

@@ -209,9 +209,10 @@ class LogRewards:
         )
         log = self.log.model_copy(update={"samples": [sample], "results": None, "reductions": None})
         log.eval = log.eval.model_copy(update={"headline_metric": None})  # the reward is not scored
+        given: dict[str, Score] = {}
         asked = score_async(
             log,
-            [_with_choices(record, scorers[name]) for name in missing],
+            [_with_choices(record, name, scorers[name], given) for name in missing],
             model=self._models[0],
             model_roles=self._models[1],
             action="append",
@@ -226,7 +227,7 @@ class LogRewards:
                 f"the scorers {', '.join(missing)} were run again and failed: {error!r:.300}"
             ) from error
         record.events = sample.events
-        return dict(sample.scores or {})
+        return {**kept, **given}
 
     @cached_property
     def _scorers(self) -> dict[str, Scorer]:
@@ -341,13 +342,20 @@ def _cause(record: EvalSample) -> str | None:
     return seen.get("error_cause") or in_metrics
 
 
-def _with_choices(record: EvalSample, scorer: Scorer) -> Scorer:
-    """Let a scorer see choices as the solver left them; Inspect's record has only their texts."""
+def _with_choices(record: EvalSample, name: str, scorer: Scorer, given: dict[str, Score]) -> Scorer:
+    """Let a scorer see choices as the solver left them; Inspect's record has only their texts.
+
+    Its score goes into ``given``, too: Inspect would give it the name of an earlier scorer of the
+    same name that has returned ``None``.
+    """
 
     @wraps(scorer)  # with what Inspect has registered of it
     async def score(state: TaskState, target: Target) -> Score | None:
         state.choices = Choices(logged_choices(record))
-        return await scorer(state, target)
+        found = await scorer(state, target)
+        if found is not None:
+            given[name] = found
+        return found
 
     return score
 
