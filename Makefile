@@ -28,8 +28,10 @@ TORCH := $(shell sed -n 's/^\(torch==[^ ;]*\).*/\1/p' constraints.txt)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-compile
 # What few need compiles itself when it is imported: tests, and models other than those used.
 COMPILE := $(BIN)/python -m compileall -q -j 0 -x '/tests?/|/transformers/models/(?!auto)' $(VENV)/lib
-# Nothing is built with releases that are not in the lock: the build tools are installed first.
-INSTALL := $(PIP) $(LOCK) --no-build-isolation $(TORCH)
+# Nothing is built with releases that are not in the lock: the build tools are installed first. uv
+# takes a third of pip's time, but knows nothing of pip's settings: where it fails, pip takes over.
+WHAT = $(LOCK) --no-build-isolation $(TORCH) $(1)
+INSTALL = $(if $(LATEST),,$(BIN)/python -m uv pip install -q --python $(BIN)/python $(WHAT) 2>/dev/null ||) $(PIP) $(WHAT)
 BUILD_TOOLS := hatchling hatch-autorun hatch-fancy-pypi-readme hatch-vcs editables
 
 .DEFAULT_GOAL := help
@@ -50,12 +52,12 @@ $(STAMP): pyproject.toml constraints.txt $(PLUGINS)
 		echo "Install one, or name it: make setup PYTHON=/path/to/python3.12" >&2; exit 1; fi
 	@$(BIN)/python -c '$(OLD_ENOUGH)' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
 	@rm -f $(STAMPS)*
-	@$(PIP) $(LOCK) pip
+	@$(PIP) $(LOCK) pip uv
 	@echo "setup 1/2: PyTorch ($$($(BIN)/python --version), in $(VENV))"
 	@$(PIP) $(TORCH_ARGS) $(TORCH)
 	@echo "setup 2/2: the package, the example plugins and development tools ($(KIND) releases)"
 	@$(PIP) $(LOCK) $(BUILD_TOOLS)
-	@$(INSTALL) -e '.[$(EXTRAS)]' $(addprefix -e ,$(patsubst %/,%,$(dir $(PLUGINS))))
+	@$(call INSTALL,-e '.[$(EXTRAS)]' $(addprefix -e ,$(patsubst %/,%,$(dir $(PLUGINS)))))
 	@$(COMPILE) >/dev/null 2>&1 || true # some packages bring files for other releases of Python
 	@touch $@
 

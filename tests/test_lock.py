@@ -123,5 +123,6 @@ def test_the_torch_of_the_lock_is_the_one_that_set_up_installs() -> None:
     variables = ("VENV=/nonexistent/venv", "EXTRAS=dev", "LATEST=")
     shown = run("make", *options, *variables, cwd=ROOT)
     [torch] = [str(each.specifier) for each in CONSTRAINTS if each.name == "torch"]
-    install = "install -qq --no-compile -c constraints.txt --no-build-isolation"
-    assert f"{install} torch{torch} -e '.[dev]'" in shown
+    what = f"-c constraints.txt --no-build-isolation torch{torch} -e '.[dev]'"
+    assert f"-m uv pip install -q --python /nonexistent/venv/bin/python {what}" in shown
+    assert f"install -qq --no-compile {what}" in shown, "where uv fails"
