@@ -346,7 +346,7 @@ async def test_logs_that_cannot_be_written_change_no_reward_and_warn_once(
     assert str(tmp_path) in warnings[0].getMessage()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_script_that_ends_right_after_its_last_rollout_has_its_log(tmp_path: Path) -> None:
     code = f"""
 from pathlib import Path

@@ -108,9 +108,10 @@ def parameters(side: Side) -> list[object]:
             each,
             id=each.id,
             marks=[pytest.mark.docker] * each.docker
-            # a sandbox and its tools are the same, whoever samples
+            # sandboxes, servers and their tools are the same, whoever samples
+            + [pytest.mark.nightly] * (each.docker and each.id not in CONTAINERS)
             + [pytest.mark.nightly]
-            * (each.docker and (side == "tokens" or each.id not in CONTAINERS)),
+            * (side == "tokens" and (each.docker or each.id == "mcp-stdio-server")),
         )
         for each in cases
     ]

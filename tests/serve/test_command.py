@@ -109,7 +109,7 @@ async def test_an_address_that_cannot_be_opened_is_an_error() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.nightly), 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.nightly)])
 async def test_workers_share_an_address_and_sigterm_waits_for_their_episodes(workers: int) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
