@@ -325,6 +325,10 @@ def _files(log_dir: Path) -> list[Path]:
     return [path for path in files if path.suffix == ".json" and path.name != _TRAINER]
 
 
+_SET_CLOCK = 60
+"""Seconds by which the clock may have been set since a process began."""
+
+
 def _read(path: Path) -> dict[str, Any]:
     """Return what a process has written; nothing if it is not there or has ended."""
     try:
@@ -335,9 +339,12 @@ def _read(path: Path) -> dict[str, Any]:
     if found["host"] != socket.gethostname():
         return found
     try:  # a process that began after this was written has only got the same number
-        return found if psutil.Process(found["pid"]).create_time() <= written else {}
-    except psutil.Error:
+        began = psutil.Process(found["pid"]).create_time()
+    except psutil.NoSuchProcess:
         return {}
+    except psutil.AccessDenied:
+        return found
+    return found if began < written + _SET_CLOCK else {}
 
 
 def show_state(state: RunState, *, rows: int = 12) -> RenderableType:
