@@ -131,30 +131,25 @@ def test_the_log_is_there_when_the_command_returns(tmp_path: Path) -> None:
     assert rewards == [1.0, 0.0, 1.0, 0.0]
 
 
+@pytest.mark.parametrize(
+    ("step", "reason"),
+    [
+        ("assemble_pending", "could not be written to {}: [Errno 28] No space left"),
+        ("writer.write_part", "of 1 group could not be written to {}: no log has them"),
+    ],
+    ids=["log", "group"],
+)
 def test_rollouts_are_shown_though_their_log_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(log_dir: object) -> None:
+    def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("inspect_tinker_plugin.logs.assemble_pending", full)
+    monkeypatch.setattr(f"inspect_tinker_plugin.logs.{step}", full)
     result = run(str(FOLDER / "word_problems.py"), "--log-dir", str(tmp_path), "--json")
     assert result.exit_code == 1
     assert len(reports(result)) == 4
-    assert f"could not be written to {tmp_path}: [Errno 28] No space left" in result.stderr
-
-
-def test_a_group_that_is_in_no_log_is_no_success(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(path: Path, records: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("inspect_tinker_plugin.logs.writer.write_part", full)
-    result = run(str(FOLDER / "word_problems.py"), "--log-dir", str(tmp_path), "--json")
-    assert result.exit_code == 1
-    assert len(reports(result)) == 4
-    assert f"of 1 group could not be written to {tmp_path}: no log has them" in result.stderr
+    assert reason.format(tmp_path) in result.stderr
 
 
 def test_a_stated_penalty_takes_the_place_of_a_failure() -> None:

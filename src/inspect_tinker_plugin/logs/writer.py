@@ -144,11 +144,8 @@ def count_lost(log_dir: str | Path) -> int:
 
 
 def _try_group(run: LogRun, slot: GroupSlot, rollouts: Sequence[Rollout | EvalSample]) -> None:
-    try:
-        _write_group(run, slot, rollouts)
-    except Exception as error:
+    if not _try(run.log_dir, _write_group, run, slot, rollouts):
         _lost[run.log_dir] += 1
-        _warn_once(run.log_dir, error)
 
 
 def _write_group(run: LogRun, slot: GroupSlot, rollouts: Sequence[Rollout | EvalSample]) -> None:
@@ -159,12 +156,17 @@ def _write_group(run: LogRun, slot: GroupSlot, rollouts: Sequence[Rollout | Eval
         _submit(1, _try, run.log_dir, assemble, run, True)
 
 
-def _try(log_dir: Path, work: Callable[..., object], *arguments: Any) -> None:
-    """Do some work in the background; the first time that it fails in a folder is a warning."""
+def _try(log_dir: Path, work: Callable[..., object], *arguments: Any) -> bool:
+    """Do some work in the background; return whether it is done.
+
+    The first time that it fails in a folder is a warning.
+    """
     try:
         work(*arguments)
     except Exception as error:
         _warn_once(log_dir, error)
+        return False
+    return True
 
 
 def _finish_if_dead(run: LogRun) -> list[Path] | None:

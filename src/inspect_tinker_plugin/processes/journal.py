@@ -90,13 +90,9 @@ class Journal:
         Raises:
             OSError: It cannot be written.
         """
-        fresh = Journal(self.path.with_name(f"{self.path.name}.writing"))
-        fresh.path.unlink(missing_ok=True)
-        try:
-            fresh.write(*records)
-            os.replace(fresh.path, self.path)
-        finally:
-            fresh.path.unlink(missing_ok=True)
+        with _replacing(self.path) as part:
+            part.unlink(missing_ok=True)
+            Journal(part).write(*records)
 
 
 @contextmanager
@@ -146,9 +142,16 @@ def write_whole(path: Path, text: str) -> None:
     Raises:
         OSError: It cannot be written.
     """
+    with _replacing(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Yield where to write what then replaces a file; what fails leaves nothing there."""
     part = path.with_name(f"{path.name}.writing")
     try:
-        part.write_text(text, encoding="utf-8")
+        yield part
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
