@@ -11,7 +11,9 @@ from typing import Any, ForwardRef
 import chz
 import click
 import pytest
+from click.testing import CliRunner
 from inspect_ai import Task
+from inspect_ai.util import TokenLimit
 from tests.rl.policies import renderer
 from tests.tasks.test_samples import task
 
@@ -22,6 +24,7 @@ from inspect_tinker_plugin.options import (
     DatasetKeywords,
     DatasetOptions,
     declared_options,
+    read_token_limit,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -133,3 +136,26 @@ def test_a_value_of_another_kind_is_refused_by_name(name: str, value: object) ->
     options: dict[str, Any] = {name: value}
     with pytest.raises(ConfigError, match=f"{name} must be"):
         as_rl_dataset(task(), renderer(), **options)
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        (7, (7, "all")),
+        ("500k", (500_000, "all")),
+        ("output:1m", (1_000_000, "output")),
+        ("(input*0.1)+output:2", (2, "(input*0.1)+output")),
+        (TokenLimit(tokens=3, type="output"), (3, "output")),
+    ],
+)
+def test_a_token_limit_is_what_inspect_takes(given: Any, read: tuple[int, str]) -> None:
+    assert read_token_limit(given) == read
+
+
+@pytest.mark.parametrize("given", [0, True, 1.5, "0", "-1", "many", "output:", "cost:3"])
+def test_what_inspect_does_not_take_is_no_token_limit(given: Any) -> None:
+    with pytest.raises(ConfigError, match=r"token[_ ]limit"):
+        DatasetOptions(token_limit=given)
+    done = CliRunner().invoke(rl, ["serve", "x.py", "--token-limit", str(given)])
+    assert done.exit_code == 2, done.output
+    assert "--token-limit" in done.output

@@ -20,11 +20,10 @@ from inspect_tinker_plugin.contracts.policy import read_side_models
 from inspect_tinker_plugin.contracts.wording import suggestion
 
 if TYPE_CHECKING:
-    from inspect_ai.model import Model
-    from inspect_ai.util import SandboxEnvironmentType
+    from inspect_ai.util import SandboxEnvironmentType, TokenLimit
     from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
-    from inspect_tinker_plugin.contracts.episodes import SolverLike
+    from inspect_tinker_plugin.contracts.episodes import RoleModel, SolverLike
     from inspect_tinker_plugin.contracts.hooks import SamplerSpec
     from inspect_tinker_plugin.contracts.rewards import GroupRewardSpec, RewardSpec
 
@@ -39,6 +38,7 @@ __all__ = [
     "option",
     "options_of",
     "read_keywords",
+    "read_token_limit",
     "spell_out_options",
 ]
 
@@ -78,7 +78,12 @@ class EpisodeOptions:
         None, "Maximum model calls per episode; then its state is scored.", *ROLLING
     )
     message_limit: int | None = option(None, "Maximum messages per conversation.", *RUNNING)
-    token_limit: int | None = option(None, "Maximum tokens per episode, over all models.", *RUNNING)
+    token_limit: int | str | TokenLimit | None = option(
+        None,
+        "Maximum tokens per episode, over all models: a number, or as `inspect eval` takes it "
+        "(`500k`, `output:1m`, `(input*0.1)+output:1m`).",
+        *RUNNING,
+    )
     time_limit: int | None = option(
         None,
         "Maximum seconds of wall-clock time per episode, including sampling.",
@@ -134,8 +139,12 @@ class EpisodeOptions:
         "Seconds for scorers and clean-up after the trainer stopped stepping an episode.",
         *ROLLING,
     )
-    model_roles: Mapping[str, str | Model | list[str | Model]] = option(
-        {}, "Models by role, such as a grader, over the task's own.", *COMMANDS, factory=dict
+    model_roles: Mapping[str, RoleModel | list[RoleModel]] = option(
+        {},
+        "Models by role, such as a grader, over the task's own: a name, or a mapping with `model` "
+        "and its options.",
+        *COMMANDS,
+        factory=dict,
     )
     side_models: Mapping[str, str] = option(
         {},
@@ -261,6 +270,8 @@ class DatasetOptions(Selection, EpisodeOptions):
         for name in _LIMITS:
             if getattr(self, name) is not None:
                 _require_positive(name, getattr(self, name))
+        if self.token_limit is not None:
+            read_token_limit(self.token_limit)
         if self.cost_limit is not None:
             _require_amount("cost_limit", self.cost_limit)
         _require_amount("stop_timeout", self.stop_timeout)
@@ -287,7 +298,6 @@ _LIMITS = (
     "max_subprocesses",
     "max_turns",
     "message_limit",
-    "token_limit",
     "time_limit",
     "working_limit",
     "context_window",
@@ -318,6 +328,26 @@ def _require_positive(name: str, value: object) -> None:
         raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
 
 
+def read_token_limit(limit: int | str | TokenLimit) -> tuple[int, str]:
+    """Read a limit of tokens as Inspect does.
+
+    Returns:
+        The number of tokens, and which of them count: ``all``, ``output`` or a formula.
+
+    Raises:
+        ConfigError: Inspect does not take it, or it allows no token.
+    """
+    from inspect_ai import Task
+
+    try:
+        read = Task(token_limit=limit)  # the public way to Inspect's own parser
+    except ValueError as error:
+        raise ConfigError(f"token_limit: {error}") from error
+    _require_positive("token_limit", read.token_limit)
+    assert read.token_limit is not None
+    return read.token_limit, read.token_limit_type or "all"
+
+
 def _require_amount(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ConfigError(f"{name} must be a number above 0, got {value!r}")
@@ -331,7 +361,7 @@ class DatasetKeywords(TypedDict, total=False):
 
     max_turns: int | None
     message_limit: int | None
-    token_limit: int | None
+    token_limit: int | str | TokenLimit | None
     time_limit: int | None
     working_limit: int | None
     cost_limit: float | None
@@ -342,7 +372,7 @@ class DatasetKeywords(TypedDict, total=False):
     max_sandboxes: int | None
     max_subprocesses: int | None
     stop_timeout: float
-    model_roles: Mapping[str, str | Model | list[str | Model]]
+    model_roles: Mapping[str, RoleModel | list[RoleModel]]
     side_models: Mapping[str, str]
     limit: int | tuple[int, int] | None
     sample_id: str | int | Sequence[str | int] | None

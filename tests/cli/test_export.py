@@ -15,6 +15,7 @@ from tests.commands import Command
 from tests.export.test_pipeline import rows
 
 from inspect_tinker_plugin.cli.main import rl
+from inspect_tinker_plugin.cli.options import parse_args
 
 TASKS = """
 import asyncio
@@ -80,6 +81,11 @@ def test_the_result_is_told_and_how_to_read_it() -> None:
         'Read them with datasets.load_dataset("out", split="train").\n'
     )
     assert [row["prompt"][0]["content"] for row in rows(Path("out"))] == ["1?", "2?", "3?"]
+
+
+def test_a_file_of_arguments_in_json_is_read_as_json() -> None:
+    Path("config.json").write_text('{\n\t"rate": 1e-5,\n\t"mark": "\\ud83d\\ude00"\n}')
+    assert parse_args([], "config.json") == {"rate": 1e-5, "mark": "\N{GRINNING FACE}"}
 
 
 @pytest.mark.parametrize(

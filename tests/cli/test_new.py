@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -77,3 +79,25 @@ def test_nothing_is_written_where_it_would_not_work(name: str, reason: str, tmp_
     assert done.exit_code == 1
     assert reason in done.output
     assert [path.name for path in tmp_path.rglob("*")] == ["full", "mine.txt"]
+
+
+def test_what_a_full_disk_stops_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, written = Path.write_text, []
+
+    def fill(path: Path, *args: Any, **kwargs: Any) -> int:
+        written.append(path)
+        if len(written) == 3:
+            write(path, "half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "write_text", fill)
+    folder = tmp_path / "shop"
+    stopped = CliRunner().invoke(rl, ["new", str(folder)])
+    assert stopped.exit_code == 1
+    assert "No space left" in stopped.output
+    assert not list(folder.iterdir())
+    assert CliRunner().invoke(rl, ["new", str(folder)]).exit_code == 0
+    assert {path.name for path in folder.iterdir()} == {"README.md", "shop-tasks", "shop-plugin"}

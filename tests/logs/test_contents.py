@@ -95,13 +95,16 @@ class Breaking(Words):
 
 
 async def test_a_batch_is_one_log_with_messages_scores_reward_and_step(tmp_path: Path) -> None:
-    data = dataset(arithmetic(4), tmp_path, batch_size=2, group_size=2, max_turns=3)
+    limits: Any = {"max_turns": 3, "token_limit": "output:1m"}
+    data = dataset(arithmetic(4), tmp_path, batch_size=2, group_size=2, **limits)
     log = await logged(data, tmp_path, ["3", "nine"], batch=1)
     assert log.status == "success"
     assert (log.eval.task, log.eval.model) == ("arithmetic", "rl/policy")
     assert log.eval.task_args == {"count": 4}
     assert log.eval.config.epochs == 2
     assert log.eval.config.turn_limit == 3
+    assert log.eval.config.token_limit == 1_000_000
+    assert log.eval.config.token_limit_type == "output"
     assert log.eval.dataset.samples == 4
     assert log.eval.config.limit == 2, "the viewer counts 4 of 4 samples: limit times epochs"
     assert log.eval.model_args == {"policy_step": 1}

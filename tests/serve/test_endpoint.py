@@ -95,6 +95,12 @@ async def test_sampling_parameters_set(sampling: dict[str, Any], message: str | 
     assert failure is None if message is None else failure and message in failure.message
 
 
+@pytest.mark.parametrize("most", [0, -1, 1.5, True, "7", [7]])
+def test_a_number_of_tokens_is_checked_first(most: Any) -> None:
+    with pytest.raises(ConfigError, match="max_tokens of the sampling is"):
+        Endpoint(url="http://localhost:8000/v1", sampling={"max_tokens": most})
+
+
 async def lent_address(answer: Callable[[], web.Response]) -> RolloutResult:
     """Run an episode that samples from an address with this answer."""
 

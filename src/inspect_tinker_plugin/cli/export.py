@@ -20,6 +20,7 @@ from inspect_tinker_plugin.cli.options import (
     load_task,
     output_option,
     parse_args,
+    parse_roles,
     task_arguments,
 )
 from inspect_tinker_plugin.cli.reporting import (
@@ -294,7 +295,7 @@ def rescore_command(logs: tuple[str, ...], **choices: Any) -> None:
 
     if choices["group_reward"] is not None and choices["no_group_reward"]:
         raise click.UsageError("--group-reward and --no-group-reward exclude each other.")
-    how = Rescoring(roles=parse_args(choices.pop("roles")), **choices)
+    how = Rescoring(roles=parse_roles(choices.pop("roles")), **choices)
     with _progress("rewards") as show:
         done = run_in_loop(rescore(find_logs(logs), how, on_progress=show))
     _report_rescored(done, how.output)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from importlib.metadata import packages_distributions
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import click
 
@@ -86,7 +87,16 @@ def package_name(folder: Path) -> str:
 
 
 def write_packages(template: Path, folder: Path, name: str, names: Mapping[str, str]) -> list[Path]:
-    """Write a template with names in place of its own, and return the files."""
+    """Write a template with names in place of its own, all of it or nothing; return the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".", dir=folder) as part:
+        written = _write_files(template, Path(part), name, names)
+        for each in Path(part).iterdir():
+            each.rename(folder / each.name)
+        return [folder / path.relative_to(part) for path in written]
+
+
+def _write_files(template: Path, folder: Path, name: str, names: Mapping[str, str]) -> list[Path]:
     written = []
     for source in sorted(template.rglob("*")):
         if source.is_dir() or "__pycache__" in source.parts:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import glob
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from inspect_tinker_plugin.options import Option, declared_options, options_of
+from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.options import (
+    Option,
+    declared_options,
+    options_of,
+    read_token_limit,
+)
 
 if TYPE_CHECKING:
     from inspect_ai.solver import Solver
@@ -247,7 +254,11 @@ def _config_file(path: str) -> dict[str, Any]:
     import yaml
 
     try:
-        config = yaml.safe_load(Path(path).read_text(encoding="utf-8"))  # JSON is YAML
+        text = Path(path).read_text(encoding="utf-8")
+        try:
+            config = json.loads(text)  # YAML has other numbers and escapes
+        except ValueError:
+            config = yaml.safe_load(text)
     except OSError as error:
         raise click.UsageError(
             f"the config file {path} cannot be read: {error.strerror}."
@@ -269,10 +280,23 @@ def _parse_sandbox(
     return kind, config
 
 
+def parse_roles(pairs: Sequence[str]) -> dict[str, Any]:
+    """Read the models of roles; of several models, blanks and a trailing comma mean nothing."""
+
+    def names(several: list[Any]) -> list[Any]:
+        named = [each.strip() if isinstance(each, str) else each for each in several]
+        return [each for each in named if each != ""]
+
+    roles = parse_args(pairs)
+    return {
+        role: names(bound) if isinstance(bound, list) else bound for role, bound in roles.items()
+    }
+
+
 def _parse_roles(
     ctx: click.Context, param: click.Parameter, pairs: Sequence[str]
 ) -> dict[str, Any]:
-    return parse_args(pairs)
+    return parse_roles(pairs)
 
 
 def _parse_several(
@@ -353,6 +377,18 @@ def _parse_limit(
     return (numbers[0] - 1, numbers[1]) if dash else numbers[1]
 
 
+def _parse_token_limit(
+    ctx: click.Context, param: click.Parameter, text: str | None
+) -> int | str | None:
+    if text is None:
+        return None
+    try:
+        tokens, counted = read_token_limit(text)
+    except ConfigError as error:
+        raise click.BadParameter(str(error)) from error
+    return tokens if counted == "all" else text
+
+
 def _parse_ids(ctx: click.Context, param: click.Parameter, text: str | None) -> list[str] | None:
     """Read ids and patterns, or a file with one exact id per line."""
     if text is None or not text.startswith("@"):
@@ -407,6 +443,7 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
         "metavar": "LOGS",
         "callback": _parse_several,
     },
+    "token_limit": {"metavar": "TOKENS", "callback": _parse_token_limit},
     "score_sandbox": {"type": click.Choice(["same", "fresh"])},
     "score_files": {
         "flag": "--score-file",

@@ -10,7 +10,7 @@ from typing import Any
 from inspect_ai.agent import Agent
 from inspect_ai.dataset import Sample
 from inspect_ai.log import EvalSample, EvalSampleLimit
-from inspect_ai.model import ChatMessage, GenerateConfig, ModelOutput, ModelUsage
+from inspect_ai.model import ChatMessage, GenerateConfig, Model, ModelOutput, ModelUsage
 from inspect_ai.scorer import SampleScore
 from inspect_ai.solver import Solver, TaskState
 from inspect_ai.tool import ToolChoice, ToolInfo
@@ -48,6 +48,10 @@ _ORDER = {state: place for place, state in enumerate(EpisodeState)}
 
 SolverLike = Solver | Agent | Sequence[Solver | Agent]
 """What may replace a task's solver: a solver, an agent, or a sequence of them."""
+
+RoleModel = str | Model | Mapping[str, Any]
+"""A model for a role: one, its name, or a mapping with ``model``, ``model_args`` and options of
+generation, as ``inspect eval --model-role`` takes it."""
 
 Metrics = dict[str, float | int]
 """Numbers by name, as in ``tinker_cookbook.rl.types.Metrics``."""

@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 from inspect_ai import Task
 from inspect_ai.agent import as_solver, is_agent
 from inspect_ai.dataset import Sample
-from inspect_ai.model import GenerateConfig, Model, get_model, get_model_info
+from inspect_ai.model import GenerateConfig, Model, get_model_info
 from inspect_ai.scorer import Score, Scorer, Target
 from inspect_ai.solver import Generate, Solver, TaskState, chain
 from inspect_ai.util import SandboxEnvironmentSpec, SandboxEnvironmentType, registry_info
@@ -24,8 +24,8 @@ from inspect_tinker_plugin.contracts.policy import POLICY_MODEL, check_side_role
 from inspect_tinker_plugin.episode.model import MergedConfigs, PolicyModel, RoleBook, scoring
 from inspect_tinker_plugin.episode.monitors import resolve_monitors
 from inspect_tinker_plugin.inspect_internals.releases import require_tried
-from inspect_tinker_plugin.options import EpisodeOptions
-from inspect_tinker_plugin.tasks.loading import find_providers
+from inspect_tinker_plugin.options import EpisodeOptions, read_token_limit
+from inspect_tinker_plugin.tasks.loading import find_providers, model_of_role
 
 logger = getLogger(__name__)
 
@@ -59,11 +59,13 @@ class SampleLimits:
         def first(mine: Any, theirs: Any) -> Any:
             return theirs if mine is None else mine
 
-        own_token = options.token_limit is not None
+        token, token_type = task.token_limit, task.token_limit_type
+        if options.token_limit is not None:
+            token, token_type = read_token_limit(options.token_limit)
         return cls(
             message=first(options.message_limit, task.message_limit),
-            token=first(options.token_limit, task.token_limit),
-            token_type="all" if own_token else (task.token_limit_type or "all"),
+            token=token,
+            token_type=token_type or "all",
             turn=task.turn_limit,
             time=first(options.time_limit, task.time_limit),
             working=first(options.working_limit, task.working_limit),
@@ -239,16 +241,16 @@ def _as_solver(solver: SolverLike | None) -> Solver | None:
 def resolve_roles(
     of_task: Mapping[str, Any] | None, of_caller: Mapping[str, Any]
 ) -> dict[str, Model | list[Model]]:
-    """Merge roles, the caller's over the task's, and turn names into models."""
+    """Merge roles, the caller's over the task's, and turn names and mappings into models."""
     roles: dict[str, Model | list[Model]] = {}
     for name, bound in {**(of_task or {}), **of_caller}.items():
         if bound is None or bound == []:
             raise ConfigError(f"model role {name!r} = {bound!r}: name a model, or leave it out")
         try:
             if isinstance(bound, list):
-                roles[name] = [get_model(model, role=name) for model in bound]
+                roles[name] = [model_of_role(name, model) for model in bound]
             else:
-                roles[name] = get_model(bound, role=name)
+                roles[name] = model_of_role(name, bound)
         except Exception as error:
             # a missing package, key or provider; each raises its own kind of error
             reason = internals.in_one_line(error)

@@ -90,6 +90,7 @@ def eval_spec(
             fail_on_error=False,
             message_limit=limits.message,
             token_limit=limits.token,
+            token_limit_type=None if limits.token_type == "all" else limits.token_type,
             turn_limit=_least(prepared.options.max_turns, limits.turn),
             time_limit=limits.time,
             working_limit=limits.working,

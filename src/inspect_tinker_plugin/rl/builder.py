@@ -109,7 +109,7 @@ class InspectRLDatasetBuilder(RLDatasetBuilder):
     )
     max_turns: int | None = _option("max_turns")
     message_limit: int | None = _option("message_limit")
-    token_limit: int | None = _option("token_limit")
+    token_limit: int | str | None = _option("token_limit")
     time_limit: int | None = _option("time_limit")
     working_limit: int | None = _option("working_limit")
     cost_limit: float | None = _option("cost_limit")

@@ -128,11 +128,14 @@ class Endpoint:
     """The weights' version, if the server does not say it (``weight_version`` in its metadata)."""
 
     def __post_init__(self) -> None:
-        """Check the address.
+        """Check the address and the number of tokens.
 
         Raises:
             ConfigError: It is none.
         """
+        most = self.sampling.get("max_tokens")
+        if most is not None and (type(most) is not int or most < 1):
+            raise ConfigError(f"max_tokens of the sampling is {most!r:.40}, not a number from 1")
         if {"?", "#", "@"} & set(self.url):
             raise ConfigError("the sampler's address has a query, a fragment or a password")
         try:

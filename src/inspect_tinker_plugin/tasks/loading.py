@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from inspect_ai import Task
-from inspect_ai.model import get_model
+from inspect_ai.model import GenerateConfig, Model, get_model
 from inspect_ai.solver import Solver
 from inspect_ai.util import SandboxEnvironmentSpec, registry_info
 
@@ -104,7 +104,28 @@ class _Roles(dict[str, Any]):
         if bound is None:
             return default
         with internals.bind_roles({}):  # a role that is bound comes before the name
-            return get_model(bound, role=key)
+            return model_of_role(key, bound)
+
+
+def model_of_role(role: str, bound: Any) -> Model:
+    """Return the model that a role is bound to.
+
+    Args:
+        role: The role.
+        bound: A model, its name, or what ``inspect eval --model-role`` takes: a mapping with
+            ``model``, ``model_args`` and options of generation.
+
+    Raises:
+        ValueError: A mapping names no model, or has an option that Inspect does not know.
+    """
+    if not isinstance(bound, Mapping):
+        return get_model(bound, role=role)
+    options = dict(bound)
+    name, args = options.pop("model", None), options.pop("model_args", {})
+    if name is None:
+        raise ValueError("it names no model")
+    config = GenerateConfig(**options)
+    return get_model(name, role=role, config=config, memoize=False, **args)
 
 
 def in_folder(folder: str | None) -> Any:

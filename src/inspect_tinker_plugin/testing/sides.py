@@ -24,6 +24,7 @@ from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.contracts.errors import EpisodeError
 from inspect_tinker_plugin.episode.runner import Episode, EpisodeRunner
+from inspect_tinker_plugin.episode.task import resolve_roles
 from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.tasks.loading import find_providers, with_policy
 from inspect_tinker_plugin.tasks.samples import with_id, with_samples
@@ -170,7 +171,7 @@ async def run_eval(source: TaskSource, script: Script, how: Conditions = PLAIN) 
 def eval_arguments(options: EpisodeOptions) -> dict[str, Any]:
     """Return the options of an episode as arguments of ``eval()``: judges, limits, scoring."""
     return {
-        "model_roles": dict(options.model_roles) or None,
+        "model_roles": resolve_roles({}, options.model_roles) or None,
         "message_limit": options.message_limit,
         "token_limit": options.token_limit,
         "time_limit": options.time_limit,

@@ -26,6 +26,7 @@ from tinker_cookbook.rl.metric_util import RLTestSetEvaluator
 from tinker_cookbook.rl.types import RLDataset
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.episode.task import resolve_roles
 from inspect_tinker_plugin.evaluate.overlap import RecordedDataset, TrainingRecord
 from inspect_tinker_plugin.evaluate.provider import connected_model
 from inspect_tinker_plugin.evaluate.source import Connection, Source, find_window
@@ -375,7 +376,7 @@ class EvalTasks(SamplingClientEvaluator):
             config.tasks,
             task_args=config.task_args,
             model=connected_model(connection, GenerateConfig()),
-            model_roles=config.model_roles,
+            model_roles=resolve_roles({}, config.model_roles or {}) or None,
             limit=config.limit,
             log_dir=config.log_dir,
             log_realtime=False,

@@ -89,6 +89,16 @@ def token_limit_of_the_run() -> Task:
 
 
 @case(
+    script=[say("one", call("tick")), say("one")],
+    options=EpisodeOptions(token_limit="output*0:1k"),
+    expect=Expect(turns=2, scores={"includes": "C"}),
+    # counts nothing, and takes the place of the task's limit, which would end it
+)
+def token_limit_of_the_run_as_a_formula() -> Task:
+    return ticking(token_limit=1)
+
+
+@case(
     script=[say("one", call("tick")) for _ in range(7)],
     expect=Expect(turns=7, scores={"includes": "C"}, limit="token"),
     tokens="the counts of scripted characters and of tokens differ",
