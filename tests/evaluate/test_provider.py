@@ -244,6 +244,13 @@ def test_a_temperature_of_zero_is_one(tmp_path: Path) -> None:
     assert find_source(str(run), has_key=True).temperature == 0.0
 
 
+def test_a_folder_above_a_run_may_have_an_at_sign_in_its_name(tmp_path: Path) -> None:
+    (tmp_path / "ann@example.org").mkdir()
+    run = write_run(tmp_path / "ann@example.org" / "run")
+    assert find_source(str(run), has_key=True).run == run
+    assert find_source(f"{run}@2", has_key=True).weights == "tinker://m/2"
+
+
 def test_a_run_tells_how_its_weights_are_sampled(tmp_path: Path) -> None:
     window = {"context_window": 4096}
     run = write_run(

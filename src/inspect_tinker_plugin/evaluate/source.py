@@ -87,9 +87,9 @@ def find_source(path: str, *, base_url: str | None = None, has_key: bool = False
 
 
 def split_step(path: str) -> tuple[str, str]:
-    """Split ``FOLDER@STEP``; the step is empty where none is named."""
-    folder, _, step = path.rpartition("@") if "@" in path else (path, "", "")
-    return folder, step
+    """Split ``FOLDER@STEP``; the step is empty where none is named, and has no slash."""
+    folder, at, step = path.rpartition("@")
+    return (folder, step) if at and "/" not in step else (path, "")
 
 
 def read_run(run: Path, step: str = "", *, base_url: str | None = None) -> Source:
