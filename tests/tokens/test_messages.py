@@ -6,6 +6,7 @@ import base64
 import enum
 import io
 import json
+import pickle
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -30,15 +31,20 @@ from inspect_ai.tool import ToolCall, ToolCallError, ToolInfo, ToolParam, ToolPa
 from PIL import Image
 from tests.tokens.conversations import BASH, SUBMIT, opening, request
 from tests.tokens.formats import renderer, tokenizer
+from tinker_cookbook.image_processing_utils import get_image_processor
+from tinker_cookbook.renderers import ContentPart, ImagePart, Message, TextPart, get_renderer
 from tinker_cookbook.renderers.qwen3 import Qwen3VLInstructRenderer
+from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
 
 from inspect_tinker_plugin.contracts.errors import RendererError
+from inspect_tinker_plugin.rl.models import make_renderer
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer, EpisodeTokens
 from inspect_tinker_plugin.tokens.messages import (
     image_reference,
     renderer_message,
     tool_specs,
 )
+from inspect_tinker_plugin.tokens.prompts import flatten
 
 INSTRUCT = "qwen3_instruct"
 
@@ -233,6 +239,42 @@ def test_an_image_reaches_a_vision_renderer(picture: Path, form: str) -> None:
     (chunk,) = [c for c in prompt.chunks if c.type == "image"]
     assert Image.open(io.BytesIO(chunk.data)).size == (56, 56)
     assert chunk.length == 4
+
+
+@pytest.fixture
+def vision_model(tmp_path: Path) -> str:
+    """The folder of a model: the shipped tokenizer, and an image processor of the transformers."""
+    tokenizer().save_pretrained(tmp_path / "model")
+    Qwen2VLImageProcessor(patch_size=16).save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_5", "kimi_k25"])
+def test_a_vision_renderer_has_its_models_image_processor(
+    vision_model: str, picture: Path, name: str
+) -> None:
+    named = make_renderer(name, model=vision_model)
+    context: DatasetRenderer = pickle.loads(pickle.dumps(DatasetRenderer(named)))
+    content: list[Content] = [ContentImage(image=picture.as_uri()), ContentText(text="What?")]
+    prompt = EpisodeTokens(context, task="t", sample_id=1).prompt(
+        request([ChatMessageUser(content=content)])
+    )
+    theirs = get_renderer(name, tokenizer(), get_image_processor(vision_model))
+    parts: list[ContentPart] = [
+        ImagePart(type="image", image=picture.as_uri()),
+        TextPart(type="text", text="What?"),
+    ]
+    whole = theirs.build_generation_prompt([Message(role="user", content=parts)])
+    assert flatten(prompt.chunks) == flatten(whole.chunks)
+    assert any(chunk.type == "image" for chunk in prompt.chunks)
+
+
+def test_an_image_processor_is_looked_for_with_the_first_image(picture: Path) -> None:
+    episode = EpisodeTokens(DatasetRenderer(renderer("qwen3_vl")), task="t", sample_id=1)
+    assert episode.prompt(request([ChatMessageUser(content="No image.")])).chunks
+    image = ContentImage(image=str(picture))
+    with pytest.raises(RendererError, match=r"sample 1: the image processor of .* cannot be load"):
+        episode.prompt(request([ChatMessageUser(content=[image])]))
 
 
 def test_an_image_is_never_dropped_by_a_text_renderer() -> None:

@@ -15,10 +15,12 @@ from typing import Any
 
 import tinker
 from inspect_ai.tool import ToolInfo
+from tinker_cookbook.image_processing_utils import get_image_processor
 from tinker_cookbook.renderers import Message, Renderer
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
+from inspect_tinker_plugin.contracts.errors import RendererError
 from inspect_tinker_plugin.contracts.policy import POLICY_MODEL
 from inspect_tinker_plugin.contracts.wording import spell_out
 from inspect_tinker_plugin.tokens.messages import conversation_prefix
@@ -26,6 +28,7 @@ from inspect_tinker_plugin.tokens.prompts import Extension, PromptTail, flatten
 from inspect_tinker_plugin.tokens.replies import ReplyParser
 from inspect_tinker_plugin.tokens.tokenizers import (
     ControlTokens,
+    copy_with,
     own_tokenizer,
     with_own_tokenizer,
 )
@@ -141,9 +144,9 @@ class DatasetRenderer:
 
     def __init__(self, renderer: Renderer, *, model: str = POLICY_MODEL) -> None:
         self._given = renderer
-        self.renderer = with_own_tokenizer(renderer)
+        self.renderer = with_image_processor(with_own_tokenizer(renderer))
         self.tokenizer: Tokenizer = own_tokenizer(renderer.tokenizer)
-        self.images = carries_images(renderer)
+        self.images = carries_images(self.renderer)
         self.model = model
         with ONE_AT_A_TIME:
             self._set_up()
@@ -236,6 +239,33 @@ class DatasetRenderer:
             "whole, and a trajectory becomes several datums.",
         )
         return False
+
+
+class _ImageProcessor:
+    """The image processor of a model, loaded with the first image: most tasks have none."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        try:
+            processor = get_image_processor(self._model)
+        except Exception as error:  # each hub and format raises its own errors
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise RendererError(
+                f"the image processor of {self._model} cannot be loaded: {reason:.300}"
+            ) from error
+        return getattr(processor, name)
+
+
+def with_image_processor(renderer: Renderer) -> Renderer:
+    """Return a vision renderer with its model's image processor, and any other as it is."""
+    model = getattr(renderer, "_model_name", None)  # set by get_renderer(), for pickling
+    if model is None or getattr(renderer, "image_processor", model) is not None:
+        return renderer
+    return copy_with(renderer, image_processor=_ImageProcessor(model))
 
 
 def carries_images(renderer: Renderer) -> bool:

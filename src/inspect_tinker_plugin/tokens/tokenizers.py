@@ -127,14 +127,14 @@ def with_own_tokenizer(renderer: Renderer) -> Renderer:
     tokenizer = own_tokenizer(getattr(renderer, "tokenizer", None))
     if not isinstance(tokenizer, OwnTokenizer):
         return renderer
-    return _copy_with(renderer, tokenizer)
+    return copy_with(renderer, tokenizer=tokenizer)
 
 
-def _copy_with(renderer: Renderer, tokenizer: Any) -> Renderer:
-    """Return a copy of a renderer with another tokenizer; the renderer if it cannot be copied."""
+def copy_with(renderer: Renderer, **parts: Any) -> Renderer:
+    """Return a copy of a renderer with other parts; the renderer if it cannot be copied."""
     try:  # not with copy(): those of the cookbook would load their tokenizer again
         own: Renderer = object.__new__(type(renderer))
-        vars(own).update(vars(renderer), tokenizer=tokenizer)
+        vars(own).update(vars(renderer), **parts)
     except Exception:  # its class makes it in another way
         return renderer
     return own
@@ -171,7 +171,7 @@ class ControlTokens:
         self._spelt = re.compile("|".join(map(re.escape, spelt)) or r"(?!)")
         self._written = frozenset(written)
         self._break = _MARK
-        self.renderer = _copy_with(renderer, _MarkedTexts(renderer.tokenizer))
+        self.renderer = copy_with(renderer, tokenizer=_MarkedTexts(renderer.tokenizer))
         probe = min(texts, key=lambda text: texts[text] not in stops, default=None)
         if probe is not None and not self._is_text(self.break_control(probe)):
             self.renderer = renderer
