@@ -21,6 +21,7 @@ from inspect_ai._util.error import PrerequisiteError
 from inspect_ai import Epochs, Task, task
 from inspect_ai.agent import react
 from inspect_ai.dataset import Sample
+from inspect_ai.model import ChatMessageUser, ContentImage
 from inspect_ai.scorer import includes, model_graded_qa
 from inspect_ai.solver import generate, solver, use_tools
 from inspect_ai.tool import tool
@@ -108,6 +109,11 @@ def never_ends(how):
             except Exception:
                 pass
     return solve
+
+@task
+def picture():
+    image = ContentImage(image="data:image/png;base64,AAAA")
+    return Task(dataset=[Sample(input=[ChatMessageUser(content=[image])])], solver=generate())
 
 @task
 def endless(how="asks"):
@@ -298,6 +304,16 @@ def test_a_solver_that_does_not_end_is_ended(tasks: Path, how: str, timeout: int
     assert result.exit_code == 1
     assert "sample 1, messages: inconclusive" in result.output
     assert why in result.output
+
+
+def test_what_the_renderer_cannot_carry_is_no_difference(tasks: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.jsonl"
+    script.write_text('"Red."\n')
+    result = run(f"{tasks}@picture", "--script", script)
+    assert result.exit_code == 1
+    assert "sample 1, messages: agrees" in result.output
+    assert "sample 1, tokens: inconclusive" in result.output
+    assert "holds an image, which the renderer cannot carry" in result.output
 
 
 def test_tools_that_were_never_called_are_named(tasks: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from inspect_ai.util import SandboxEnvironmentType, display_type
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
-from inspect_tinker_plugin.contracts.errors import EpisodeError
+from inspect_tinker_plugin.contracts.errors import EpisodeError, RendererError
 from inspect_tinker_plugin.episode.runner import Episode, EpisodeRunner
 from inspect_tinker_plugin.episode.task import resolve_roles
 from inspect_tinker_plugin.options import EpisodeOptions
@@ -265,7 +265,10 @@ async def run_rollout(source: TaskSource, script: Script, how: Conditions = PLAI
         renderer = how.renderer
         if isinstance(renderer, str):
             renderer = load_renderer(renderer)
-        result = await wait_for_run(_roll(episode, player, renderer), how.timeout, player)
+        try:
+            result = await wait_for_run(_roll(episode, player, renderer), how.timeout, player)
+        except RendererError as error:
+            raise ParityError(f"{error} The side of messages needs no renderer.") from error
         return trace_of_result(
             result, policy=player, others=others, ordered=how.ordered, events=episode.events
         )
