@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import click
 import pytest
 from inspect_ai.model import GenerateConfig
 
 from inspect_tinker_plugin.cli.options import parse_roles
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.episode.task import resolve_roles
+
+
+def read_roles(written: str) -> dict[str, Any]:
+    option = click.Option(["--model-role"], multiple=True, callback=parse_roles)
+    return parse_roles(click.Context(click.Command("rl")), option, [written])
+
 
 PLAIN: tuple[str, dict[str, float]] = ("mockllm/a", {})
 WARM = ("mockllm/b", {"temperature": 0.5})
@@ -26,7 +33,7 @@ WARM = ("mockllm/b", {"temperature": 0.5})
     ],
 )
 def test_a_role_is_written_as_for_an_eval(written: str, models: list[Any]) -> None:
-    bound = resolve_roles({}, parse_roles([written]))["grader"]
+    bound = resolve_roles({}, read_roles(written))["grader"]
     several = bound if isinstance(bound, list) else [bound]
     assert [(str(each), each.config.model_dump(exclude_none=True)) for each in several] == models
     assert all(each.role == "grader" for each in several)

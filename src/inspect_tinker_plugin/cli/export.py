@@ -271,6 +271,7 @@ def _missing(report: ExportReport) -> str:
     "--model-role",
     "roles",
     multiple=True,
+    callback=parse_roles,
     metavar="ROLE=MODEL",
     help="Judge of scorers that are run again (default: the log's own).",
 )
@@ -295,7 +296,7 @@ def rescore_command(logs: tuple[str, ...], **choices: Any) -> None:
 
     if choices["group_reward"] is not None and choices["no_group_reward"]:
         raise click.UsageError("--group-reward and --no-group-reward exclude each other.")
-    how = Rescoring(roles=parse_roles(choices.pop("roles")), **choices)
+    how = Rescoring(**choices)
     with _progress("rewards") as show:
         done = run_in_loop(rescore(find_logs(logs), how, on_progress=show))
     _report_rescored(done, how.output)

@@ -280,7 +280,7 @@ def _parse_sandbox(
     return kind, config
 
 
-def parse_roles(pairs: Sequence[str]) -> dict[str, Any]:
+def parse_roles(ctx: click.Context, param: click.Parameter, pairs: Sequence[str]) -> dict[str, Any]:
     """Read the models of roles; of several models, blanks and a trailing comma mean nothing."""
 
     def names(several: list[Any]) -> list[Any]:
@@ -291,12 +291,6 @@ def parse_roles(pairs: Sequence[str]) -> dict[str, Any]:
     return {
         role: names(bound) if isinstance(bound, list) else bound for role, bound in roles.items()
     }
-
-
-def _parse_roles(
-    ctx: click.Context, param: click.Parameter, pairs: Sequence[str]
-) -> dict[str, Any]:
-    return parse_roles(pairs)
 
 
 def _parse_several(
@@ -459,7 +453,7 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
         "multiple": True,
         "default": (),
         "metavar": "ROLE=MODEL",
-        "callback": _parse_roles,
+        "callback": parse_roles,
     },
     "side_models": {
         "flag": "--side-model",

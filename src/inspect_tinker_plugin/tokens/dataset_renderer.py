@@ -19,6 +19,7 @@ from tinker_cookbook.image_processing_utils import get_image_processor
 from tinker_cookbook.renderers import Message, Renderer
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
+from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.contracts.errors import RendererError
 from inspect_tinker_plugin.contracts.policy import POLICY_MODEL
@@ -253,7 +254,7 @@ class _ImageProcessor:
         try:
             processor = get_image_processor(self._model)
         except Exception as error:  # each hub and format raises its own errors
-            reason = " ".join(str(error).split()) or type(error).__name__
+            reason = internals.in_one_line(error)
             raise RendererError(
                 f"the image processor of {self._model} cannot be loaded: {reason:.300}"
             ) from error
