@@ -251,3 +251,62 @@ def test_a_signal_ends_a_loop_in_which_a_command_is_just_being_started() -> None
     command = [sys.executable, "-c", STARTING_A_COMMAND]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines() == ["cancelled", "interrupted"] * 5, done.stderr
+
+
+PRESSED_TWICE = """
+import asyncio, os, signal
+from inspect_tinker_plugin.processes.workers import run_in_loop
+
+async def clean_up():
+    await asyncio.sleep(0.3)
+    print("cleaned up")
+
+async def work():
+    os.kill(os.getpid(), signal.SIGINT)
+    try:
+        await asyncio.sleep(60)
+    finally:
+        cleaning = asyncio.create_task(clean_up())
+        os.kill(os.getpid(), signal.SIGINT)
+        while not cleaning.done():  # as a task group of anyio waits
+            try:
+                await asyncio.wait([cleaning])
+            except asyncio.CancelledError:
+                print("cancelled again")
+
+try:
+    run_in_loop(work())
+except KeyboardInterrupt:
+    print("interrupted", signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+"""
+
+
+def test_a_second_ctrl_c_cancels_again_and_cuts_off_nothing_else() -> None:
+    command = [sys.executable, "-c", PRESSED_TWICE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines() == ["cancelled again", "cleaned up", "interrupted True"]
+
+
+HANGING = """
+import os, signal, threading, time
+from inspect_tinker_plugin.processes.workers import run_in_loop
+
+def press():
+    while True:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)
+
+async def work():
+    threading.Thread(target=press, daemon=True).start()
+    while True:
+        time.sleep(0.01)
+
+try:
+    run_in_loop(work())
+except KeyboardInterrupt:
+    os._exit(7)
+"""
+
+
+def test_ctrl_c_ends_a_loop_that_hangs() -> None:
+    assert subprocess.run([sys.executable, "-c", HANGING], timeout=60).returncode == 7

@@ -12,11 +12,12 @@ import os
 import signal
 import sys
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from functools import cache
 from importlib import import_module
@@ -34,6 +35,9 @@ T = TypeVar("T")
 
 GRACE = 15.0
 """Seconds that a worker has to close its episodes before it is killed."""
+
+_HANGS = 1.0
+"""Seconds after which a loop that has not seen a Ctrl-C hangs: the next one leaves it."""
 
 _AGAIN_SECONDS = 0.5
 """Seconds after which a worker that a signal has not ended tries again."""
@@ -83,24 +87,57 @@ def run_in_loop(work: Coroutine[Any, Any, T]) -> T:
     """Run work in a new event loop, as ``asyncio.run``; a signal cancels it, as Ctrl-C would.
 
     An interruption that is raised out of the loop would cancel all tasks at once, asyncio's own
-    included: a command whose pipes are just being connected is then waited for without end.
+    included: a command whose pipes are just being connected is then waited for without end. So
+    Ctrl-C cancels the work each time that it is pressed, where asyncio would leave the loop at the
+    second; that happens only if the loop itself hangs.
 
     Raises:
         KeyboardInterrupt: It was cancelled by Ctrl-C or a signal.
     """
+    # asyncio handles Ctrl-C in the main thread, unless the program does so itself or ignores it.
+    by_asyncio = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
 
     async def main() -> T:
         task = asyncio.current_task()
         assert task is not None
         _main_tasks[asyncio.get_running_loop()] = task
         try:
-            return await work
+            with _cancelled_by_ctrl_c(task) if by_asyncio else nullcontext():
+                return await work
         except asyncio.CancelledError:
             if task.cancelling():
                 raise KeyboardInterrupt from None
             raise
 
     return asyncio.run(main())
+
+
+@contextmanager
+def _cancelled_by_ctrl_c(task: asyncio.Task[Any]) -> Iterator[None]:
+    """Cancel a task at each Ctrl-C inside a block, in place of asyncio's handler."""
+    loop = asyncio.get_running_loop()
+    asked: float | None = None
+
+    def cancel() -> None:
+        nonlocal asked
+        asked = None
+        task.cancel()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        asked = asked or time.monotonic()
+        if time.monotonic() - asked > _HANGS:
+            raise KeyboardInterrupt
+        loop.call_soon_threadsafe(cancel)
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 _main_tasks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[Any]] = (
