@@ -42,7 +42,7 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin import EpisodeResult
 from inspect_tinker_plugin.cli.main import rl
-from inspect_tinker_plugin.contracts.errors import ConfigError, EpisodeError
+from inspect_tinker_plugin.contracts.errors import ConfigError, EpisodeError, InspectRLError
 from inspect_tinker_plugin.logs import assemble_pending, figures, trajectory_groups
 from inspect_tinker_plugin.logs.rescoring import Rescored, Rescoring, rescore
 from inspect_tinker_plugin.tasks.loading import create_from_file
@@ -479,6 +479,7 @@ def words_are_dear(result: EpisodeResult) -> float:
         ({"reward": "score:write"}, "names the score 'write', which no score of .*there is graded"),
         ({"reward": "meen"}, "meen"),
         ({"reward": "mean", "group_reward": "rnak"}, "rnak"),
+        ({"reward": "mean", "roles": {"judge": "no_such_provider/1"}}, "no_such_provider"),
     ],
     ids=str,
 )
@@ -515,6 +516,19 @@ def test_a_log_whose_samples_are_damaged_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"{re.escape(log.name)} cannot be read"):
         asyncio.run(rescore([str(log)], Rescoring(output=tmp_path / "new")))
     assert not (tmp_path / "new").exists()  # nor an empty folder
+
+
+@pytest.mark.parametrize(("folder", "left"), [("old", "cannot be read"), ("new", "was moved or")])
+def test_a_folder_that_goes_meanwhile_is_an_error(folder: str, left: str, tmp_path: Path) -> None:
+    logs = [rolled(by_word(), tmp_path / "old" / name).location for name in ("a", "b")]
+
+    def move(*progress: int) -> None:
+        if not (tmp_path / "moved").exists():
+            (tmp_path / folder).rename(tmp_path / "moved")
+
+    how = Rescoring(output=tmp_path / "new")
+    with pytest.raises(InspectRLError, match=rf"{folder}.*{left}"):
+        asyncio.run(rescore(logs, how, on_progress=move))
 
 
 def test_the_command_says_what_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

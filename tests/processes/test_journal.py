@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from inspect_tinker_plugin.contracts.errors import InspectRLError
 from inspect_tinker_plugin.processes import Journal, alone_in, read_rows, write_whole
 
 ROWS: list[dict[str, Any]] = [{"n": 1, "text": "é\u2028\ud800"}, {"n": 2, "crc": "mine"}, {"n": 3}]
@@ -68,3 +69,25 @@ def test_a_disk_that_is_full_is_named(tmp_path: Path, known: str | None) -> None
     with pytest.raises(OSError) as caught, alone_in(tmp_path, "a.lock", taken="is taken"):
         raise OSError(errno.ENOSPC, "No space left on device", *([known] if known else []))
     assert caught.value.filename == (known or str(tmp_path))
+
+
+@pytest.mark.parametrize("error", [None, FileNotFoundError("a file of it"), RuntimeError("then")])
+def test_a_folder_that_was_removed_meanwhile_is_not_reported_as_written(
+    tmp_path: Path, error: Exception | None
+) -> None:
+    folder = tmp_path / "written"
+
+    def write() -> None:
+        folder.rename(tmp_path / "moved")
+        folder.mkdir()  # by what writes next
+        (folder / "a.lock").touch()  # of another process, which begins there
+        if error is not None:
+            raise error
+
+    with (
+        pytest.raises(InspectRLError, match=f"{folder} was moved or removed") as caught,
+        alone_in(folder, "a.lock", taken="is taken", keep=False),
+    ):
+        write()
+    assert caught.value.__cause__ is error
+    assert (folder / "a.lock").exists()

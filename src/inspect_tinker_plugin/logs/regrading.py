@@ -26,7 +26,6 @@ from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult
 from inspect_tinker_plugin.contracts.errors import PRICED, Cause, ConfigError, RewardError
 from inspect_tinker_plugin.contracts.policy import POLICY_MODEL
-from inspect_tinker_plugin.episode.task import resolve_roles
 from inspect_tinker_plugin.logs.header import EXPECTED_SCORES
 from inspect_tinker_plugin.logs.rollout import (
     SAMPLED_KEY,
@@ -96,7 +95,7 @@ class LogRewards:
     reward: ResolvedReward
     group_reward: ResolvedGroupReward | None
     failed_only: bool
-    roles: Mapping[str, Any]
+    roles: Mapping[str, Model | list[Model]]
     computed: int = 0
     scored: int = 0
     failures: list[Failed] = field(default_factory=list)
@@ -213,8 +212,8 @@ class LogRewards:
         asked = score_async(
             log,
             [_with_choices(record, name, scorers[name], given) for name in missing],
-            model=self._models[0],
-            model_roles=self._models[1],
+            model=self._model,
+            model_roles=dict(self.roles),
             action="append",
             display="none",
             copy=False,
@@ -255,11 +254,11 @@ class LogRewards:
             internals.load_file_tasks(file)
 
     @cached_property
-    def _models(self) -> tuple[Model, dict[str, Any]]:
-        """The log's model, which cannot be asked, and the judges that replace the log's."""
+    def _model(self) -> Model:
+        """The log's model, which cannot be asked."""
         try:
             with internals.bind_roles({}):  # a role that is bound comes before the name
-                return get_model(self.log.eval.model), resolve_roles({}, self.roles)
+                return get_model(self.log.eval.model)
         except Exception as error:  # each key or provider raises its own kind
             raise self._not_made_error(error) from error
 

@@ -16,6 +16,7 @@ from inspect_ai.log import EvalLog, read_eval_log, write_eval_log
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.policy import POLICY_PROVIDER
+from inspect_tinker_plugin.episode.task import resolve_roles
 from inspect_tinker_plugin.logs.header import add_rewards, count_errors, eval_results
 from inspect_tinker_plugin.logs.regrading import Failed, LogRewards, expected_scores
 from inspect_tinker_plugin.logs.rollout import own_scores
@@ -95,6 +96,7 @@ async def rescore(
             that failed.
     """
     sources = _check_sources(logs, how)
+    judges = resolve_roles({}, how.roles)
     headers = [await asyncio.to_thread(_read_header, source) for source in sources]
     rewards = [_resolve_rewards(header, how) for header in headers]
     sizes = [(header.results.logged_samples or 0) if header.results else 0 for header in headers]
@@ -114,7 +116,7 @@ async def rescore(
             target = how.output / source.name
             about = {
                 "from": source.name,
-                "sha256": hashlib.sha256(source.read_bytes()).hexdigest(),
+                "sha256": _digest(source),
                 "reward": reward.name,
                 "group_reward": None if group_reward is None else group_reward.name,
                 "failed_only": how.failed,
@@ -131,9 +133,9 @@ async def rescore(
                 _take_scores(log, await asyncio.to_thread(_read, target))
             if penalties := (log.eval.metadata or {}).get("monitor_penalty"):
                 reward = resolve_reward(MonitorPenalty(reward.aggregator, weights=penalties))
-            work = LogRewards(log, reward, group_reward, how.failed, how.roles)
+            work = LogRewards(log, reward, group_reward, how.failed, judges)
             logged = _by_role(log.eval.model_roles or {}, lambda config: config.model)
-            with with_roles({**logged, **how.roles}), spend_in(how.output):
+            with with_roles({**logged, **judges}), spend_in(how.output):
                 await work.compute(advance)
             _renew_header(work, about)
             await asyncio.to_thread(_write, log, target)
@@ -191,6 +193,13 @@ def _read(source: Path, *, header_only: bool = False) -> EvalLog:
         return read_eval_log(str(source), header_only=header_only)
     except Exception as error:  # a damaged file raises whatever its format does
         raise ConfigError(f"{source} cannot be read: {internals.in_one_line(error)}") from error
+
+
+def _digest(source: Path) -> str:
+    try:
+        return hashlib.sha256(source.read_bytes()).hexdigest()
+    except OSError as error:
+        raise ConfigError(f"{source} cannot be read: {error.strerror}") from error
 
 
 def _read_header(source: Path) -> EvalLog:

@@ -21,7 +21,7 @@ from zlib import crc32
 
 from filelock import FileLock, Timeout
 
-from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.contracts.errors import ConfigError, InspectRLError
 
 Record = Mapping[str, Any]
 
@@ -108,6 +108,7 @@ def alone_in(folder: Path, name: str, *, taken: str, keep: bool = True) -> Itera
 
     Raises:
         ConfigError: Another process has it, or it cannot be written.
+        InspectRLError: It was moved or removed during the block, whatever the block raised then.
         OSError: That of the block; one of a full disk names the folder, or that of temporary files.
     """
     lock = FileLock(folder / name, timeout=0)
@@ -119,17 +120,31 @@ def alone_in(folder: Path, name: str, *, taken: str, keep: bool = True) -> Itera
         raise ConfigError(f"{folder} {taken}") from error
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written ({error.strerror})") from error
+    file = (folder / name).absolute()
+    locked = file.stat()
+
+    def is_there() -> bool:
+        with suppress(OSError):
+            return os.path.samestat(locked, file.stat())
+        return False
+
+    gone = f"{folder} was moved or removed while it was being written, so it is not complete"
     try:
         yield
-    except OSError as error:
-        if error.errno == errno.ENOSPC and error.filename is None:  # a write does not say where
-            error.filename = min(
+    except Exception as error:
+        if not is_there():
+            raise InspectRLError(gone) from error
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+            error.filename = min(  # a write does not say where
                 (str(folder), gettempdir()), key=lambda path: shutil.disk_usage(path).free
             )
         raise
+    else:
+        if not is_there():
+            raise InspectRLError(gone)
     finally:
-        if not keep:
-            (folder / name).unlink(missing_ok=True)
+        if not keep and is_there():
+            file.unlink()
         lock.release()
         if made and not keep:
             with suppress(OSError):  # it holds something
