@@ -235,7 +235,8 @@ class PolicyAPI(ModelAPI):
             return answer
         self.answered += 1
         self.truncated = stop_reason == "max_tokens"
-        if (calls := answer.message.tool_calls) and (boundaries := running_boundaries()):
+        calls = answer.message.tool_calls if answer.choices else None
+        if calls and (boundaries := running_boundaries()):
             boundaries.policy_calls.update(call.id for call in calls)
         if answer.usage is not None:
             used = self._usage

@@ -17,6 +17,8 @@ from inspect_ai.model import (
     ContentReasoning,
     ContentText,
     GenerateConfig,
+    ModelOutput,
+    get_model,
 )
 from inspect_ai.scorer import exact, includes
 from inspect_ai.solver import Generate, TaskState, generate, use_tools
@@ -180,6 +182,26 @@ def reply_that_was_cut() -> Task:
 @case(script=[""], expect=Expect(turns=1, scores={"includes": "I"}))
 def empty_reply() -> Task:
     return Task(dataset=[Sample(input="A colour?", target="red")], scorer=includes())
+
+
+@make_solver
+async def asks_again_after_a_refusal(state: TaskState, generate: Generate) -> TaskState:
+    refused = await get_model().generate(state.messages)
+    state.metadata["refused"] = (refused.empty, refused.error)
+    return await generate(state)
+
+
+@case(
+    script=[ModelOutput(model="policy", error="refused"), "red"],
+    expect=Expect(turns=2, scores={"includes": "C"}),
+    tokens="what is sampled always makes a message",
+)
+def output_without_a_message() -> Task:
+    return Task(
+        dataset=[Sample(input="A colour?", target="red")],
+        solver=asks_again_after_a_refusal(),
+        scorer=includes(),
+    )
 
 
 @case(
