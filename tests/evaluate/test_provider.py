@@ -13,7 +13,16 @@ import tinker
 from inspect_ai import Task, eval_async
 from inspect_ai._util.error import PrerequisiteError  # private: how Inspect reports bad input
 from inspect_ai.dataset import Sample
-from inspect_ai.model import ChatMessageUser, GenerateConfig, Model, ResponseSchema, get_model
+from inspect_ai.model import (
+    ChatMessage,
+    ChatMessageUser,
+    CompactionTrim,
+    GenerateConfig,
+    Model,
+    ResponseSchema,
+    compaction,
+    get_model,
+)
 from inspect_ai.solver import Generate, TaskState
 from inspect_ai.util import JSONSchema
 from tests.functions import make_solver
@@ -93,6 +102,14 @@ async def test_options_reach_the_sampler() -> None:
     assert (params.temperature, params.top_p, params.top_k, params.seed) == (0.2, 0.9, 7, 3)
     assert params.max_tokens == 5
     assert load_tokenizer().encode("\n")[0] in params.stop
+
+
+async def test_compaction_keeps_to_the_window() -> None:
+    strategy = CompactionTrim(threshold=0.5, preserve=0.5)
+    trim = compaction(strategy, prefix=[], model=model(Client(), window=600))
+    messages: list[ChatMessage] = [ChatMessageUser(content="plum " * 30) for _ in range(4)]
+    shorter, _ = await trim.compact_input(messages)
+    assert 0 < len(shorter) < len(messages)
 
 
 async def test_without_options_a_reply_is_sampled_as_in_the_run() -> None:

@@ -10,7 +10,7 @@ import pytest
 from inspect_ai import Task, eval_async
 from inspect_ai.agent import react
 from inspect_ai.dataset import Sample
-from inspect_ai.model import ChatMessage, ModelOutput, ModelUsage, get_model
+from inspect_ai.model import ChatMessage, CompactionTrim, ModelOutput, ModelUsage, get_model
 from inspect_ai.scorer import includes
 from inspect_ai.solver import Generate, TaskState, basic_agent, generate, use_tools
 from tests.functions import make_solver, make_tool
@@ -165,6 +165,16 @@ async def test_a_first_prompt_over_the_window_is_scored_without_a_turn() -> None
 async def long_first(state: TaskState, generate: Generate) -> TaskState:
     state.user_prompt.text = "plum " * 3_000
     return await generate(state)
+
+
+@pytest.mark.parametrize("named", [None, "rl/policy"])
+async def test_a_share_of_the_window_brings_compaction_on(named: str | None) -> None:
+    trim = CompactionTrim(threshold=0.9, preserve=0.5)
+    script = [*[SOME] * 6, tool_call("submit", '{"answer":"plum"}')]
+    group, sampler, _ = await roll(react(tools=[read()], model=named, compaction=trim), script)
+    assert len(sampler.room) == len(script)
+    assert group.get_total_rewards() == [1.0]
+    assert group.trajectories_G[0].transitions[-1].metrics["tokens/over_window"] == 0
 
 
 async def test_replies_stay_within_the_window() -> None:

@@ -15,12 +15,14 @@ from inspect_ai.model import (
     GenerateConfig,
     Model,
     ModelAPI,
+    ModelInfo,
     ModelName,
     ModelOutput,
     ModelUsage,
     StreamEvent,
     get_model,
     modelapi,
+    set_model_info,
 )
 from inspect_ai.tool import Tool, ToolCall, ToolChoice, ToolDef, ToolInfo, ToolSource
 from inspect_ai.util import LimitExceededError
@@ -139,6 +141,17 @@ def scoring(name: str) -> Iterator[None]:
     finally:
         _missing_role.reset(role_token)
         _scoring.reset(scorer_token)
+
+
+@cache
+def window_name(window: int) -> str:
+    """Register a context window with Inspect, in tokens, and return the name that it is found by.
+
+    Windows differ by dataset, while the policy has one name in all of them.
+    """
+    name = f"{POLICY_MODEL}/{window}"
+    set_model_info(name, ModelInfo(context_length=window))
+    return name
 
 
 class PolicyAbsentError(RuntimeError):
@@ -271,14 +284,27 @@ class PolicyAPI(ModelAPI):
     count_text: Callable[[str], int] | None = None
     """Counts the tokens of a text as the policy's tokenizer does, where it is at hand."""
 
+    window: int | None = None
+    """Tokens that the policy takes, prompt and reply together, if that is known."""
+
     async def count_text_tokens(self, text: str) -> int:
         """Count with the policy's tokenizer; without one, estimate four characters per token.
 
         Inspect's default downloads an encoding on first use. Compaction starts from this count;
         after the first reply it uses the usage of the replies, which is exact.
         """
-        count = getattr(self, "count_text", None)
+        count = getattr(self._playing(), "count_text", None)
         return int(count(text)) if count is not None else len(text) // 4 + 1
+
+    def input_tokens_name(self) -> str:
+        """Return the name that Inspect finds the context window by: compaction is a part of it."""
+        window = self._playing().window
+        return super().input_tokens_name() if window is None else window_name(window)
+
+    def _playing(self) -> PolicyAPI:
+        """Return the provider of the running episode's policy; without one, this."""
+        model = internals.active_model() if self._mailbox is None else None
+        return model.api if model is not None and isinstance(model.api, PolicyAPI) else self
 
     def connection_key(self) -> str:
         """One connection pool for all episodes, without a limit."""

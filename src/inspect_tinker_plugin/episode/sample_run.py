@@ -109,6 +109,7 @@ class SampleRun:
             side_models=prepared.side_models,
         )
         self._policy.count_text = prepared.count_tokens
+        self._policy.window = prepared.context_window
         self._record = SampleRecord(
             task=prepared,
             sample=sample,

@@ -126,6 +126,7 @@ class PreparedTask:
         self.config: GenerateConfig = task.config
         self.merged_configs = MergedConfigs()
         self.count_tokens: Callable[[str], int] | None = None
+        self.context_window: int | None = None
         self.first_calls = first_calls
         self.run_id = internals.unique_id()
         self.calls_hooks = not first_calls and internals.hooks_are_on()

@@ -37,7 +37,7 @@ from rich.markup import escape
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.contracts.errors import ConfigError, EpisodeError
-from inspect_tinker_plugin.episode.model import RequestRefusedError
+from inspect_tinker_plugin.episode.model import RequestRefusedError, window_name
 from inspect_tinker_plugin.evaluate.overlap import Ids, read_trained, watch_evals
 from inspect_tinker_plugin.evaluate.source import (
     Connection,
@@ -298,6 +298,17 @@ class TinkerAPI(ModelAPI):
     async def count_text_tokens(self, text: str) -> int:
         """Count with the model's own tokenizer."""
         return self._renderer(await self._connect()).count_tokens(text)
+
+    def input_tokens_name(self) -> str:
+        """Return the name that Inspect finds the context window by: compaction is a part of it.
+
+        The server says how long it is, and is waited for: compaction asks before the first call.
+        """
+        window = self.source.context_window
+        if window is None:
+            connection = self._connection or connect(self.source, api_key=self.api_key).result()
+            window = connection.window
+        return super().input_tokens_name() if window is None else window_name(window)
 
     async def tokenize(self, text: str) -> list[int]:
         """Return the tokens of a text, without any template."""

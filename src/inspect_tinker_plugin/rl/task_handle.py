@@ -153,6 +153,7 @@ class TaskHandle:
             keep_log=options.log_dir is not None,
         )
         runner.count_tokens = context.count_tokens
+        runner.context_window = options.context_window
         runner.run_id = self.uid
         return Parts(
             runner=runner,
