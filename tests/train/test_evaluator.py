@@ -12,6 +12,7 @@ from inspect_ai.log import EvalLog, list_eval_logs, read_eval_log
 from tests.evaluate.test_provider import Client
 from tinker_cookbook.checkpoint_utils import CHECKPOINTS_BASE_NAME
 
+from inspect_tinker_plugin.contracts.errors import InspectRLError
 from inspect_tinker_plugin.evaluate.overlap import TrainingRecord
 from inspect_tinker_plugin.tasks.reference import resolve_task
 from inspect_tinker_plugin.tasks.samples import sample_hash
@@ -121,6 +122,11 @@ async def test_a_cancelled_evaluation_has_no_figures(
     monkeypatch.setattr("inspect_tinker_plugin.train.data.eval_async", interrupted)
     with pytest.raises(asyncio.CancelledError):
         await evaluate(tmp_path)
+
+
+async def test_a_task_that_inspect_refuses_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InspectRLError, match=r"the evaluation of .*tasks.py@peel cannot run: \S"):
+        await evaluate(tmp_path, names=["peel"])
 
 
 async def test_failed_samples_are_no_zeros(

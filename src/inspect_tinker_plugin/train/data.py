@@ -25,7 +25,8 @@ from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.metric_util import RLTestSetEvaluator
 from tinker_cookbook.rl.types import RLDataset
 
-from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin import inspect_internals as internals
+from inspect_tinker_plugin.contracts.errors import ConfigError, InspectRLError
 from inspect_tinker_plugin.episode.task import resolve_roles
 from inspect_tinker_plugin.evaluate.overlap import RecordedDataset, TrainingRecord
 from inspect_tinker_plugin.evaluate.provider import connected_model
@@ -361,6 +362,7 @@ class EvalTasks(SamplingClientEvaluator):
 
         Raises:
             CancelledError: The training is being ended; figures would be of a part of the samples.
+            InspectRLError: A task cannot be run; samples that fail are counted.
 
         Returns:
             By ``task/metric`` the metrics, with the scorer before the metric where a task has
@@ -372,17 +374,21 @@ class EvalTasks(SamplingClientEvaluator):
         self._done += 1
         connection = await asyncio.to_thread(self._connect, sampling_client, step)
         known = {} if config.run is None else {"training": training_id(Path(config.run))}
-        logs = await eval_async(
-            config.tasks,
-            task_args=config.task_args,
-            model=connected_model(connection, GenerateConfig()),
-            model_roles=resolve_roles({}, config.model_roles or {}) or None,
-            limit=config.limit,
-            log_dir=config.log_dir,
-            log_realtime=False,
-            fail_on_error=False,
-            metadata={**known, "policy_step": step},
-        )
+        try:
+            logs = await eval_async(
+                config.tasks,
+                task_args=config.task_args,
+                model=connected_model(connection, GenerateConfig()),
+                model_roles=resolve_roles({}, config.model_roles or {}) or None,
+                limit=config.limit,
+                log_dir=config.log_dir,
+                log_realtime=False,
+                fail_on_error=False,
+                metadata={**known, "policy_step": step},
+            )
+        except Exception as error:  # of the tasks' files, or of Inspect, which refuses a task
+            reason, tasks = internals.in_one_line(error), ", ".join(config.tasks)
+            raise InspectRLError(f"the evaluation of {tasks} cannot run: {reason}") from error
         if len(logs) < len(config.tasks) or any(log.status == "cancelled" for log in logs):
             raise asyncio.CancelledError  # which an eval may keep to itself
         if step is not None:
