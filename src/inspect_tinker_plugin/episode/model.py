@@ -293,18 +293,13 @@ class PolicyAPI(ModelAPI):
         Inspect's default downloads an encoding on first use. Compaction starts from this count;
         after the first reply it uses the usage of the replies, which is exact.
         """
-        count = getattr(self._playing(), "count_text", None)
+        count = getattr(_playing(self), "count_text", None)
         return int(count(text)) if count is not None else len(text) // 4 + 1
 
     def input_tokens_name(self) -> str:
         """Return the name that Inspect finds the context window by: compaction is a part of it."""
-        window = self._playing().window
+        window: int | None = getattr(_playing(self), "window", None)
         return super().input_tokens_name() if window is None else window_name(window)
-
-    def _playing(self) -> PolicyAPI:
-        """Return the provider of the running episode's policy; without one, this."""
-        model = internals.active_model() if self._mailbox is None else None
-        return model.api if model is not None and isinstance(model.api, PolicyAPI) else self
 
     def connection_key(self) -> str:
         """One connection pool for all episodes, without a limit."""
@@ -317,6 +312,12 @@ class PolicyAPI(ModelAPI):
     def should_retry(self, ex: BaseException) -> bool:
         """Never: the policy's answer is final."""
         return False
+
+
+def _playing(api: ModelAPI) -> ModelAPI:
+    """Return the provider of the running episode's policy for one that was named as it."""
+    model = internals.active_model() if getattr(api, "_mailbox", None) is None else None
+    return model.api if model is not None and isinstance(model.api, PolicyAPI) else api
 
 
 @modelapi(name=POLICY_PROVIDER)
