@@ -165,7 +165,35 @@ class PolicyAbsentError(RuntimeError):
         )
 
 
-class PolicyAPI(ModelAPI):
+class PlayingAPI(ModelAPI):
+    """A provider that plays the policy, or passes calls on to the one that does."""
+
+    count_text: Callable[[str], int] | None = None
+    """Counts the tokens of a text as the policy's tokenizer does, where it is at hand."""
+
+    @property
+    def plays_policy(self) -> bool:
+        """Whether it answers as the policy of an episode, or of an eval that is compared to one."""
+        return True
+
+    def _playing(self) -> Any:
+        """Return the provider that answers: this, or that of the running episode or eval."""
+        model = None if self.plays_policy else internals.active_model()
+        return model.api if model and getattr(model.api, "plays_policy", False) else self
+
+    async def count_text_tokens(self, text: str) -> int:
+        """Count with the policy's tokenizer; without one, estimate four characters per token.
+
+        Inspect's default downloads an encoding on first use. Compaction starts from this count;
+        after the first reply it uses the usage of the replies, which is exact.
+        """
+        if (playing := self._playing()) is not self:
+            counted: int = await playing.count_text_tokens(text)
+            return counted
+        return len(text) // 4 + 1 if self.count_text is None else self.count_text(text)
+
+
+class PolicyAPI(PlayingAPI):
     """Parks each ``generate()`` in a mailbox until the environment answers it.
 
     Without a mailbox it is the provider of a model that was named as the policy: by
@@ -226,7 +254,9 @@ class PolicyAPI(ModelAPI):
             stamp(self.graded, Cause.JUDGE)
             raise self.graded
         if self._mailbox is None:
-            reply: ModelOutput = await self._running().generate(input, tools, tool_choice, config)
+            if (playing := self._playing()) is self:
+                raise PolicyAbsentError(self.model_name)
+            reply: ModelOutput = await playing.generate(input, tools, tool_choice, config)
             return reply
         await self._check_turns(self._mailbox)
         request = TurnRequest(
@@ -256,20 +286,9 @@ class PolicyAPI(ModelAPI):
             self._usage = answer.usage.model_copy() if used is None else used + answer.usage
         return answer
 
-    def _running(self) -> Any:
-        """Return the provider of the running episode's policy.
-
-        Raises:
-            PolicyAbsentError: No episode runs here.
-        """
-        model = internals.active_model()
-        if model is None or model.api is self or not getattr(model.api, "plays_policy", False):
-            raise PolicyAbsentError(self.model_name)
-        return model.api
-
     @property
     def plays_policy(self) -> bool:
-        """Whether it answers as the policy of an episode, or of an eval that is compared to one."""
+        """Whether an episode is served; without a mailbox, the running one's provider answers."""
         return self._mailbox is not None
 
     async def _check_turns(self, mailbox: Mailbox) -> None:
@@ -281,25 +300,14 @@ class PolicyAPI(ModelAPI):
         record_event(SampleLimitEvent(type="turn", limit=limit, message=message))
         raise LimitExceededError("turn", value=self.asked + 1, limit=limit, message=message)
 
-    count_text: Callable[[str], int] | None = None
-    """Counts the tokens of a text as the policy's tokenizer does, where it is at hand."""
-
     window: int | None = None
     """Tokens that the policy takes, prompt and reply together, if that is known."""
 
-    async def count_text_tokens(self, text: str) -> int:
-        """Count with the policy's tokenizer; without one, estimate four characters per token.
-
-        Inspect's default downloads an encoding on first use. Compaction starts from this count;
-        after the first reply it uses the usage of the replies, which is exact.
-        """
-        count = getattr(_playing(self), "count_text", None)
-        return int(count(text)) if count is not None else len(text) // 4 + 1
-
     def input_tokens_name(self) -> str:
         """Return the name that Inspect finds the context window by: compaction is a part of it."""
-        window: int | None = getattr(_playing(self), "window", None)
-        return super().input_tokens_name() if window is None else window_name(window)
+        if (playing := self._playing()) is not self:
+            return str(playing.input_tokens_name())
+        return super().input_tokens_name() if self.window is None else window_name(self.window)
 
     def connection_key(self) -> str:
         """One connection pool for all episodes, without a limit."""
@@ -312,12 +320,6 @@ class PolicyAPI(ModelAPI):
     def should_retry(self, ex: BaseException) -> bool:
         """Never: the policy's answer is final."""
         return False
-
-
-def _playing(api: ModelAPI) -> ModelAPI:
-    """Return the provider of the running episode's policy for one that was named as it."""
-    model = internals.active_model() if getattr(api, "_mailbox", None) is None else None
-    return model.api if model is not None and isinstance(model.api, PolicyAPI) else api
 
 
 @modelapi(name=POLICY_PROVIDER)

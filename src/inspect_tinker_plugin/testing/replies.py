@@ -36,7 +36,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.contracts.errors import ConfigError
-from inspect_tinker_plugin.episode.model import PolicyAPI
+from inspect_tinker_plugin.episode.model import PlayingAPI
 
 SCRIPTED = "scripted"
 """Name of the model in every scripted output."""
@@ -294,7 +294,7 @@ def _read_reply(reply: str | ScriptedReply) -> ModelOutput:
 _players: ContextVar[dict[str, Player] | None] = ContextVar("scripted_players", default=None)
 
 
-class ScriptedAPI(ModelAPI):
+class ScriptedAPI(PlayingAPI):
     """Answers from a script and keeps the requests.
 
     It declares the same abilities as the policy's provider (images in tool results, merged
@@ -303,7 +303,6 @@ class ScriptedAPI(ModelAPI):
 
     player: Player | None = None
     keep_requests: bool = True
-    plays_policy = True
 
     async def generate(
         self,
@@ -332,8 +331,6 @@ class ScriptedAPI(ModelAPI):
         finally:
             if not kept:
                 player.requests.clear()
-
-    count_text_tokens = PolicyAPI.count_text_tokens
 
 
 class ScriptedModel(Model):
