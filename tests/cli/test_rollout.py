@@ -215,11 +215,11 @@ def test_a_bad_script_is_refused(tmp_path: Path, text: str, message: str) -> Non
 
 def test_a_script_of_plain_lines_is_one_episode(tmp_path: Path) -> None:
     script = tmp_path / "script.jsonl"
-    script.write_text('"first"\n\n{"text": "second"}\n', encoding="utf-8")
+    script.write_bytes('\ufeff"first"\r\n\n{"text": "sec\u2028ond\u0085"}\n'.encode())
     (episode,) = read_script(script)
     assert [reply.completion for reply in episode if isinstance(reply, ModelOutput)] == [
         "first",
-        "second",
+        "sec\u2028ond\u0085",
     ]
 
 

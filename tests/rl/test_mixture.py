@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from inspect_ai.log import EvalLog
+from tests.commands import forking
 from tests.logs.rollouts import by_word, logs_in
 from tests.rl.policies import TOKENIZER, Words, renderer
 from tests.rl.tasks import arithmetic
@@ -54,6 +56,44 @@ def test_shares_hold_in_every_batch_and_exactly_over_many(
             fair = share / sum(shares) * size
             assert abs(dealt[source] - fair) < 2
             assert abs(seen[source] - fair * (batch + 1)) < 1 + 1e-3 * fair * (batch + 1)
+
+
+_FILE = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import match
+from inspect_ai.solver import generate
+from inspect_sentinel import AfterGenerate, Context, Monitor, Observation, monitor
+
+@monitor
+def monitor_of_{name}() -> Monitor:
+    async def observe(context: Context, step: AfterGenerate) -> Observation:
+        return Observation(suspicion=0)
+
+    return observe
+
+@task
+def {name}():
+    return Task([Sample("a", target="b")], solver=generate(), scorer=match())
+"""
+
+
+@pytest.mark.forks
+def test_another_process_knows_the_names_of_all_tasks_files(tmp_path: Path) -> None:
+    pytest.importorskip("inspect_sentinel")
+    tasks = []
+    for name in ("first", "second"):
+        file = tmp_path / f"{name}.py"
+        file.write_text(_FILE.format(name=name))
+        tasks.append(MixedTask(str(file)))
+    mixed = as_rl_mixture(tasks, renderer(), batch_size=2, sentinel="monitor_of_first")
+    with ProcessPoolExecutor(1, mp_context=forking()) as pool:
+        [_, second] = mixed.get_batch(0)
+        assert pool.submit(_name_of, second).result() == "second"
+
+
+def _name_of(builder: InspectGroupBuilder) -> str:
+    return builder.handle.parts().runner.name
 
 
 def test_a_mixture_lasts_until_every_task_was_gone_through() -> None:

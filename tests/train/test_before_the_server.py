@@ -64,6 +64,19 @@ def test_what_cannot_work_is_refused(changes: dict[str, Any], says: str, tmp_pat
         train(train_again)
 
 
+def test_repeated_ids_of_a_task_to_evaluate_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "twice.py"
+    file.write_text(
+        "from inspect_ai import Task, task\n"
+        "from inspect_ai.dataset import Sample\n\n\n"
+        "@task\n"
+        "def twice() -> Task:\n"
+        "    return Task([Sample('a'), Sample('b', id='1')])\n"
+    )
+    with pytest.raises(ConfigError, match=r"--eval-task twice: several samples have the id '1'"):
+        train(toy_request(tmp_path / "run", eval_task=[str(file)]))
+
+
 def test_steps_that_the_asynchronous_loop_leaves_out_are_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import pickle
 import threading
 import uuid
 import weakref
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,7 @@ from inspect_tinker_plugin.rl.hooks import (
     with_plugin_scorers,
 )
 from inspect_tinker_plugin.rl.models import model_name
+from inspect_tinker_plugin.tasks.loading import load_files, loaded_files
 from inspect_tinker_plugin.tasks.reference import TaskRef
 from inspect_tinker_plugin.tasks.samples import with_samples
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer
@@ -83,6 +85,7 @@ class TaskHandle:
         renderer: A cookbook renderer.
         options: Options of the dataset.
         name: Name of the task.
+        files: Files of other tasks, which may register what the options name.
     """
 
     def __init__(
@@ -92,12 +95,14 @@ class TaskHandle:
         renderer: Any,
         options: DatasetOptions,
         name: str,
+        files: Sequence[Path] = (),
     ) -> None:
         self.uid = uuid.uuid4().hex
         self.name = name
         self.renderer = renderer
         self.options = options
         self._ref = ref
+        self._files = files
         self._task = task
         self._parts: Parts | None = None
         self._payload: bytes | None = None
@@ -142,6 +147,7 @@ class TaskHandle:
         )
 
     def _make_parts(self) -> Parts:
+        load_files(self._files)
         options = self.options
         task = with_plugin_scorers(self._resolve())
         context = DatasetRenderer(self.renderer)
@@ -207,8 +213,10 @@ class TaskHandle:
 
     def _dump(self) -> bytes:
         live = None if self._ref else with_samples(self._resolve(), [])
+        own = None if self._ref is None else self._ref.file
+        others = [each for each in loaded_files() if each != own]
         try:
-            return dump((live, self._ref, self.renderer, self.options, self.name))
+            return dump((live, self._ref, self.renderer, self.options, self.name, others))
         except Exception as error:
             raise TaskError(
                 f"task {self.name!r} cannot be sent to another process ({error}). Name a @task "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,11 +48,30 @@ def find_registered(name: str) -> object:
     return function
 
 
+_loaded: dict[Path, None] = {}
+"""Files of tasks that this process has run, in order."""
+
+
+def loaded_files() -> list[Path]:
+    """Return the files of tasks that this process has run: what they register has a name here."""
+    return list(_loaded)
+
+
+def load_files(files: Iterable[Path]) -> None:
+    """Run files of tasks for the names that they register, unless they were run or are not here."""
+    for file in files:
+        if file not in _loaded and file.is_file():
+            with _loading(file.name, "file"):
+                internals.load_file_tasks(file)
+            _loaded[file] = None
+
+
 def create_from_file(file: Path, name: str, args: Mapping[str, Any]) -> Task:
     """Create a task of a file, which is run again in its own folder."""
     spec = f"{file.name}@{name}"
     with _loading(spec):
         internals.load_file_tasks(file)
+        _loaded[file] = None
         function = internals.registry_lookup("task", name)
         if function is None:
             raise TaskNotFoundError(f"{file} declares {name!r}, but did not register it as a task.")

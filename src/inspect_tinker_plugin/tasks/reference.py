@@ -34,6 +34,11 @@ class TaskRef:
     run_dir: str | None = None
     """Folder that the task's relative paths start from; a task of a file has its file's."""
 
+    @property
+    def file(self) -> Path | None:
+        """The task's file; ``None`` for a registered name."""
+        return _split(self.spec)[0]
+
     @classmethod
     def parse(cls, spec: str, args: Mapping[str, Any] | None = None) -> TaskRef:
         """Read a task specification as ``inspect eval`` does.

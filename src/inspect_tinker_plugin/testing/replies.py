@@ -249,7 +249,7 @@ def read_script(path: Path) -> list[list[ScriptTurn]]:
         At least one episode, each a list of replies.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the script {path} cannot be read: {error}") from error
     replies: list[ScriptTurn] = []

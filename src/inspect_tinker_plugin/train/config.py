@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from chz.blueprint import (
     InvalidBlueprintArg,
     MissingBlueprintArg,
 )
+from inspect_ai import Task
 from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.rl import train
 from tinker_cookbook.utils.ml_log import dump_config
@@ -250,12 +252,14 @@ def _evaluations(request: TrainRequest, config: Any) -> list[EvalTasksBuilder]:
     arguments = dict(request.eval_args)
     options = config.dataset_builder.dataset_options()
     roles = dict(options.model_roles)
-    refs = [resolve_task(task, arguments, roles=roles).ref for task in request.eval_task]
-    if not refs:
+    resolved = [resolve_task(task, arguments, roles=roles) for task in request.eval_task]
+    if not resolved:
         return []
+    for each in resolved:
+        _check_ids(each.task)
     return [
         EvalTasksBuilder(
-            tasks=[ref.spec for ref in refs if ref is not None],
+            tasks=[each.ref.spec for each in resolved if each.ref is not None],
             task_args=arguments,
             model_roles=roles or None,
             limit=request.eval_limit,
@@ -269,6 +273,18 @@ def _evaluations(request: TrainRequest, config: Any) -> list[EvalTasksBuilder]:
             eval_every=config.dataset_builder.eval_every,
         )
     ]
+
+
+def _check_ids(task: Task) -> None:
+    """Refuse what `inspect eval` refuses: samples with the same id."""
+    numbered = enumerate(task.dataset, start=1)
+    counts = Counter(str(number if each.id is None else each.id) for number, each in numbered)
+    repeated = [id for id, count in counts.items() if count > 1]
+    if repeated:
+        raise ConfigError(
+            f"--eval-task {task.name}: several samples have the id {repeated[0]!r}, which "
+            "`inspect eval` refuses; give each sample its own"
+        )
 
 
 def _with_teacher(config: Any, request: TrainRequest) -> Any:
