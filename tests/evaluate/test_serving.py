@@ -203,11 +203,33 @@ async def test_a_prompt_over_the_window_is_refused() -> None:
     assert sampler.asked == []
 
 
-@pytest.mark.parametrize("options", [{"max_tokens": 2.5}, {"tool_choice": "bogus"}])
-async def test_a_malformed_request_is_no_failure_of_the_server(options: Any) -> None:
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"max_tokens": 2.5}, "in bridged request"),
+        ({"tool_choice": "bogus"}, "in bridged request"),
+        ({"messages": [{"content": "a"}]}, "the request cannot be read: KeyError: 'role'"),
+        ({"tools": ["add"]}, "the request cannot be read: AttributeError"),
+        ({"tools": [{"type": "custom", "custom": {"name": "z"}}]}, '"custom" tool calls'),
+    ],
+)
+async def test_a_malformed_request_is_no_failure_of_the_server(options: Any, says: str) -> None:
     async with served(Client()) as address, client(address) as asked:
-        with pytest.raises(openai.BadRequestError, match="in bridged request"):
-            await asked.chat.completions.create(model="any", messages=ASK, tools=[ADD], **options)
+        with pytest.raises(openai.BadRequestError, match=says):
+            await asked.chat.completions.create(
+                **{"model": "any", "messages": ASK, "tools": [ADD], **options}
+            )
+
+
+async def test_a_tool_needs_no_parameters() -> None:
+    sampler = Client()
+    tool: Any = {"type": "function", "function": {"name": "look_around"}}
+    async with served(sampler) as address, client(address) as asked:
+        await asked.chat.completions.create(model="any", messages=ASK, tools=[tool])
+        flat: Any = {"type": "function", "name": "look_around"}
+        await asked.responses.create(model="any", input="Say plum.", tools=[flat])
+    for sent in sampler.asked:
+        assert "look_around" in load_tokenizer().decode(sent["prompt"].to_ints())
 
 
 @pytest.mark.parametrize("form", ["file://{}", "{}"])
@@ -242,10 +264,11 @@ async def test_a_response_that_was_cut_is_incomplete() -> None:
         assert each.incomplete_details.reason == "max_output_tokens"
 
 
-async def test_a_failure_of_the_server_is_one_of_the_gateway() -> None:
+@pytest.mark.parametrize("kind", [RuntimeError, TypeError])
+async def test_a_failure_of_the_server_is_one_of_the_gateway(kind: type[Exception]) -> None:
     class Broken(Client):
         async def sample(self, *args: Any, **further: Any) -> Any:
-            raise RuntimeError("the engine has gone")
+            raise kind("the engine has gone")
 
     async with served(Broken()) as address, client(address) as asked:
         with pytest.raises(openai.InternalServerError, match="the engine has gone"):

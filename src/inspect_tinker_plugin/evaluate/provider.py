@@ -36,7 +36,7 @@ from rich.markup import escape
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
-from inspect_tinker_plugin.contracts.errors import ConfigError, EpisodeError
+from inspect_tinker_plugin.contracts.errors import ConfigError, EpisodeError, InspectRLError
 from inspect_tinker_plugin.episode.model import RequestRefusedError, window_name
 from inspect_tinker_plugin.evaluate.overlap import Ids, read_trained, watch_evals
 from inspect_tinker_plugin.evaluate.source import (
@@ -183,6 +183,7 @@ class TinkerAPI(ModelAPI):
             ConfigError: The model cannot be reached, an option cannot be honoured, or the renderer
                 cannot carry a message or the tools.
             RequestRefusedError: A program asked for what the renderer cannot carry.
+            InspectRLError: The SDK failed otherwise than by an error of its own.
         """
         connection = await self._connect()
         context = self._renderer(connection)
@@ -214,14 +215,19 @@ class TinkerAPI(ModelAPI):
             tokens.refuse(error)
             raise RequestRefusedError(error) from error
         params = _sampling(config, connection, prompts[0].length, stop)
-        sampled = await connection.sampler.sample(
-            prompts[0],
-            len(requests),
-            params,
-            include_prompt_logprobs=config.prompt_logprobs is not None,
-            topk_prompt_logprobs=_alternatives(config),
-            topk_sample_logprobs=config.top_logprobs or 0,
-        )
+        try:
+            sampled = await connection.sampler.sample(
+                prompts[0],
+                len(requests),
+                params,
+                include_prompt_logprobs=config.prompt_logprobs is not None,
+                topk_prompt_logprobs=_alternatives(config),
+                topk_sample_logprobs=config.top_logprobs or 0,
+            )
+        except tinker.TinkerError:
+            raise
+        except Exception as error:  # the boundary of the SDK: no error of the request
+            raise InspectRLError(f"sampling failed: {type(error).__name__}: {error}") from error
         outputs = [
             tokens.parse(sequence.tokens, stop_reason=sequence.stop_reason, request=request)
             for sequence, request in zip(sampled.sequences, requests, strict=True)

@@ -53,15 +53,22 @@ WITHOUT_EFFECT = frozenset(
 """Parts of a request that do not concern the reply, or that are done here: a stream begins when
 the reply is complete."""
 
+_UNREADABLE = (
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What Inspect's bridge raises for a request that it cannot read; of the SDK, none arrives here."""
+
 _OF_REQUESTS = (
     ConfigError,
     EpisodeError,
     RequestRefusedError,
     tinker.BadRequestError,
-    AttributeError,
-    LookupError,
-    TypeError,
-    ValueError,
+    *_UNREADABLE,
 )
 """Errors that lie in a request, which no repetition mends."""
 
@@ -112,7 +119,10 @@ class ServedModel(ModelApi):
             # The bridge's own refusals have a status; the rest is of the server, or of the SDK.
             refused = isinstance(error, _OF_REQUESTS) or getattr(error, "status_code", 0) == 400
             status = 400 if refused else 502
-            return {PROVIDER_ERROR: {"status": status, "message": internals.in_one_line(error)}}
+            reason = internals.in_one_line(error)
+            if isinstance(error, _UNREADABLE) and not isinstance(error, ConfigError):
+                reason = f"the request cannot be read: {type(error).__name__}: {reason}"
+            return {PROVIDER_ERROR: {"status": status, "message": reason}}
         said = {**reply.model_dump(mode="json", warnings=False), "model": str(self._model)}
         if method == dialects.RESPONSES.method:
             said["status"] = "incomplete" if said.get("incomplete_details") else "completed"
@@ -133,7 +143,10 @@ def _check_request(method: str, request: dict[str, Any]) -> dict[str, Any]:
     if unknown:
         raise ConfigError(f"requests cannot have {', '.join(unknown)} here: leave it out")
     for tool in body.get("tools", ()):
-        (tool.get("function") or tool).setdefault("description", "")  # the bridge asks for one
+        function = tool.get("function") or tool
+        function.setdefault("description", "")  # the bridge asks for both
+        if function is not tool or tool.get("type") == "function":
+            function.setdefault("parameters", {"type": "object", "properties": {}})
     return body
 
 
