@@ -45,6 +45,7 @@ from inspect_docker_pool.errors import (
     SandboxEngineError,
     SandboxError,
     SandboxMisusedError,
+    SandboxSlowError,
 )
 from inspect_docker_pool.executor import Executor, ExecutorSilent, OpenCommand
 from inspect_docker_pool.image import Image
@@ -444,7 +445,7 @@ def _check_file(call: Call, name: str, doing: str) -> None:
     if end.how is How.DONE:
         return
     if Flag.TIMED_OUT in end.flags:
-        raise TimeoutError(f"{doing} {name} took more than {_FILE_SECONDS:.0f} seconds")
+        raise SandboxSlowError(f"{doing} {name} took more than {_FILE_SECONDS:.0f} seconds")
     raise _file_error(end.error, name) if end.how is How.NOT_STARTED else lost()
 
 

@@ -42,3 +42,7 @@ class SandboxMisusedError(SandboxDiedError):
     """Commands inside a sandbox used it up or broke it: its memory, processes or disk."""
 
     inside_sandbox = True
+
+
+class SandboxSlowError(SandboxMisusedError, TimeoutError):
+    """A file could not be read or written in time: processes held it, or left it no processor."""

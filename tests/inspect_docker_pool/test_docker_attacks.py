@@ -423,6 +423,20 @@ async def test_a_lease_on_the_list_of_users_holds_up_no_request(open_sandbox: An
             await asyncio.wait_for(request, 30)
 
 
+async def test_a_file_that_is_held_up_for_too_long_is_the_policys_fault(
+    open_sandbox: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inspect_docker_pool.container._FILE_SECONDS", 1.0)
+    sandbox = await open_sandbox()
+    lock = 'setsid python3 -c "$0" >/dev/null 2>&1 & until rm /tmp/held; do sleep 0.1; done'
+    await sandbox.write_file("/tmp/file", "")
+    await sandbox.exec(["sh", "-c", lock, _LOCK.replace("/etc/passwd", "/tmp/file")])
+    for request in (sandbox.read_file("/tmp/file"), sandbox.write_file("/tmp/file", "")):
+        with pytest.raises(TimeoutError) as failed:
+            await asyncio.wait_for(request, 30)
+        assert isinstance(failed.value, SandboxMisusedError)
+
+
 async def test_an_image_without_any_program_has_files_and_an_honest_status(
     tmp_path: Any, open_sandbox: Any
 ) -> None:
