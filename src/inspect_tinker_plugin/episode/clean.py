@@ -171,8 +171,8 @@ async def _fresh_sandbox(
             for path, contents in copied.files.items():
                 if path not in patterns and any(_may_be_same(path, each) for each in given):
                     copied.left[path] = "the sample has its own file of this name"
-                else:
-                    await box.write_file(path, contents)
+                elif not await _write_file(box, path, contents):
+                    copied.left[path] = "a clean sandbox cannot hold it"
         except Exception as error:
             stamp = Stamp(Cause.SANDBOX, "the start of the clean sandbox")
             record.boundaries.stamp(error, stamp)
@@ -187,6 +187,27 @@ async def _fresh_sandbox(
             data: Any = {"copied": taken, "not_copied": dict(copied.left)}
             internals.record_event(InfoEvent(source="score_sandbox", data=data))
         yield fresh
+
+
+async def _write_file(box: SandboxEnvironment, path: str, contents: bytes) -> bool:
+    """Write a file that the policy has named; whether a clean sandbox can hold one of this name.
+
+    It may be too long, or below a file. Providers have no common error for that, so the sandbox is
+    tried, and the file once more.
+
+    Raises:
+        Exception: The sandbox does not work.
+    """
+    try:
+        await box.write_file(path, contents)
+    except Exception:
+        if not (await box.exec(["sh", "-c", ":"], timeout=_SECONDS)).success:
+            raise
+        try:
+            await box.write_file(path, contents)
+        except Exception:
+            return False
+    return True
 
 
 async def copy_files(box: SandboxEnvironment, patterns: Sequence[str]) -> Copied:
