@@ -328,6 +328,7 @@ def test_names_that_are_no_folder_are_checkpoints_or_base_models() -> None:
     [
         ("{run}@3", {}, r"no weights of step '3'.*after 2, 4"),
         ("{run}@x", {}, "no weights of step 'x'"),
+        ("{run}@²", {}, "no weights of step '²'"),
         ("Qwen/Qwen3-8B", {"renderer": "qwen33"}, "there is no renderer qwen33.*qwen3"),
         ("Qwen/Qwen3-8B", {"config": GenerateConfig(best_of=2)}, "cannot honour best_of"),
         ("Qwen/Qwen3-8B", {"colour": "red"}, "no model argument colour"),

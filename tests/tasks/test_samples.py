@@ -83,6 +83,11 @@ async def test_samples_without_ids_are_numbered_as_in_an_eval(tmp_path: Path) ->
     assert {(s.id, s.input) for s in log.samples} == {(s.id, s.input) for s in chosen}
 
 
+def test_a_superscript_in_an_id_is_no_number() -> None:
+    [sample] = select_samples(task(["²", "b"]), Selection(sample_id="²"))
+    assert sample.id == "²"
+
+
 def test_an_id_that_is_no_match_for_itself_is_taken_literally() -> None:
     [sample] = select_samples(task(), Selection(sample_id="q[1]"))
     assert sample.id == "q[1]"

@@ -130,7 +130,7 @@ def read_run(run: Path, step: str = "", *, base_url: str | None = None) -> Sourc
         return replace(source, step=0)
     steps = ", ".join(map(str, saved)) or "no step"
     known = f"It has weights after {steps}; {run}@0 is the base model."
-    if step and (not step.isdigit() or int(step) not in saved):
+    if step and (not step.isdecimal() or int(step) not in saved):
         raise ConfigError(f"the run {run} has no weights of step {step!r}. {known}")
     if not saved:
         raise ConfigError(f"the run {run} has no weights yet. {known}")

@@ -111,7 +111,7 @@ def _call(
 def _knock(address: str) -> None:
     """Check at once whether anything listens at an address, which Ray would try for minutes."""
     host, colon, port = address.rpartition("://")[2].rpartition(":")
-    if colon and port.isdigit():
+    if colon and port.isdecimal():
         socket.create_connection((host, int(port)), timeout=10).close()
 
 

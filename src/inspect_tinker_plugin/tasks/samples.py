@@ -256,7 +256,7 @@ def _match_ids(samples: Sequence[Sample], wanted: Sequence[str | int], task: str
 def _normal(id: str | int | None) -> str:
     """Make ``7``, ``"7"`` and ``"007"`` equal, as Inspect does."""
     text = str(id)
-    return str(int(text)).zfill(20) if text.isdigit() else text
+    return str(int(text)).zfill(20) if text.isdecimal() else text
 
 
 def _unknown_ids(samples: Sequence[Sample], missing: Sequence[object], task: str) -> str:
