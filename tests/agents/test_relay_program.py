@@ -8,12 +8,16 @@ import socket
 import struct
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.agents.sandboxed import free_port
+from tests.inspect_docker_pool.conftest import manager, open_sandbox
 from tests.packages import COMPILERS, built
 
 from inspect_tinker_plugin.agents import relay
+
+__all__ = ["manager", "open_sandbox"]  # fixtures
 
 SOURCES = Path(relay.__file__).parents[2]
 NATIVE = Path(relay.__file__).parent / "native"
@@ -70,3 +74,15 @@ def test_it_ends_with_its_input_and_removes_itself(tmp_path: Path) -> None:
     process.stdin.close()
     assert process.wait(60) == 0
     told.close()
+
+
+@pytest.mark.docker
+async def test_a_shell_that_the_policy_replaced_is_given_up_soon(
+    open_sandbox: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "_END_SECONDS", 0.1)
+    sandbox = await open_sandbox()
+    replace = "printf '#!/bin/bash\\nexec cat /dev/zero\\n' > /sh; chmod 755 /sh; mv /sh /bin/sh"
+    assert (await sandbox.exec(["bash", "-c", replace])).success
+    with pytest.raises(relay.RelayError, match="nonsense"):
+        await relay.open_relay(sandbox)

@@ -185,6 +185,8 @@ class Relay:
 
     async def _read_line(self) -> str:
         while b"\n" not in self._incoming:
+            if len(self._incoming) > _CHUNK:  # of a shell that a policy has replaced
+                raise RelayError("it sent nonsense")
             await self._receive()
         line, _, rest = bytes(self._incoming).partition(b"\n")
         self._incoming = bytearray(rest)
