@@ -242,6 +242,24 @@ async def test_a_path_in_a_request_is_no_file_of_this_machine(tmp_path: Path, fo
             await asked.chat.completions.create(model="any", messages=ask)
 
 
+async def test_the_clients_that_the_bridge_answers_are_made_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[object] = []
+    init = openai.AsyncOpenAI.__init__
+
+    def count(self: object, **options: Any) -> None:
+        made.append(self)
+        init(self, **options)
+
+    async with served(Client()) as address, client(address) as asked:
+        await asked.chat.completions.create(model="any", messages=ASK)
+        monkeypatch.setattr(openai.AsyncOpenAI, "__init__", count)
+        await asked.chat.completions.create(model="any", messages=ASK)
+        await asked.responses.create(model="any", input="Say plum.")
+    assert made == []
+
+
 async def test_openais_client_puts_a_streamed_response_together() -> None:
     add = {"type": "function", **ADD["function"]}
     async with (

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import json
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import anyio
@@ -153,22 +154,35 @@ def _check_request(method: str, request: dict[str, Any]) -> dict[str, Any]:
 async def _post(method: str, body: dict[str, Any]) -> Any:
     try:
         if method == dialects.ANTHROPIC.method:
-            from anthropic import AsyncAnthropic
             from anthropic.types import Message
 
-            async with AsyncAnthropic(api_key="none") as messages:
-                return await messages.post("/v1/messages", body=body, cast_to=Message)
-        from openai import AsyncOpenAI
+            return await _anthropic_client().post("/v1/messages", body=body, cast_to=Message)
         from openai.types.chat import ChatCompletion
         from openai.types.responses import Response as Answer
+
+        client = _openai_client()
     except ImportError as error:
         raise ConfigError(_NO_REPLY) from error
-    async with AsyncOpenAI(api_key="none") as client:
-        if method == dialects.CHAT.method:
-            return await client.post("/chat/completions", body=body, cast_to=ChatCompletion)
-        if method == dialects.RESPONSES.method:
-            return await client.post("/responses", body=body, cast_to=Answer)
+    if method == dialects.CHAT.method:
+        return await client.post("/chat/completions", body=body, cast_to=ChatCompletion)
+    if method == dialects.RESPONSES.method:
+        return await client.post("/responses", body=body, cast_to=Answer)
     raise ConfigError("this API is not served: ask for chat completions, responses or messages")
+
+
+@cache
+def _openai_client() -> Any:
+    """Make the client that the bridge answers: it never connects, and takes long to make."""
+    from openai import AsyncOpenAI
+
+    return AsyncOpenAI(api_key="none")
+
+
+@cache
+def _anthropic_client() -> Any:
+    from anthropic import AsyncAnthropic
+
+    return AsyncAnthropic(api_key="none")
 
 
 async def serve_model(
