@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from mcp.server.mcpserver import MCPServer
 
 server = MCPServer("corpus")
@@ -21,6 +23,8 @@ def shout(text: str, times: int = 1) -> str:
 @server.tool()
 def fail(reason: str) -> str:
     """Always fail."""
+    if reason == "death":
+        os._exit(1)
     raise ValueError(reason)
 
 

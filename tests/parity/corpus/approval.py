@@ -1,4 +1,4 @@
-"""Approval policies: approve, reject, modify, terminate, escalate, by task and by `react`."""
+"""Approval and review policies: what is decided of calls and of results, by task and by `react`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from inspect_ai import Task
 from inspect_ai.agent import react
 from inspect_ai.approval import Approval, ApprovalPolicy, Approver, approver, auto_approver
 from inspect_ai.dataset import Sample
-from inspect_ai.model import ChatMessage
+from inspect_ai.model import ChatMessage, ChatMessageTool
+from inspect_ai.review import Review, Reviewer, ReviewPolicy, reviewer
 from inspect_ai.scorer import includes
 from inspect_ai.solver import generate, use_tools
-from inspect_ai.tool import ToolCall, ToolCallView
+from inspect_ai.tool import ToolCall, ToolCallView, ToolResult
 from tests.functions import make_tool
 from tests.parity.cases import Expect, case
 
@@ -123,4 +124,36 @@ def policy_of_a_react_agent() -> Task:
             ],
         ),
         scorer=includes(),
+    )
+
+
+@reviewer
+def watchful() -> Reviewer:
+    """Hands a result on to the next reviewer, or ends everything, by what it says."""
+
+    async def review(
+        message: str,
+        call: ToolCall,
+        result: ChatMessageTool,
+        output: ToolResult,
+        view: ToolCallView,
+        history: list[ChatMessage],
+    ) -> Review:
+        if result.text == "erased all":
+            return Review(decision="terminate", explanation="seen enough")
+        return Review(decision="escalate")
+
+    return review
+
+
+@case(
+    script=[say("", call("erase", path="safe")), say("", call("erase", path="all"))],
+    expect=Expect(turns=2, scores={"includes": "I"}, limit="operator", says=["erased safe"]),
+)
+def ended_by_a_reviewer() -> Task:
+    return Task(
+        dataset=[Sample(input="Clean up.", target="done")],
+        solver=[use_tools(erase()), generate()],
+        scorer=includes(),
+        review=[ReviewPolicy(watchful(), "erase")],
     )

@@ -9,6 +9,7 @@ from typing import Literal
 import anyio
 import anyio.lowlevel
 from inspect_ai import Task
+from inspect_ai.agent import react
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import includes
 from inspect_ai.solver import Generate, TaskState, generate, use_tools
@@ -20,6 +21,7 @@ from inspect_ai.tool import (
     ToolFunction,
     mcp_server_stdio,
     mcp_tools,
+    memory,
     think,
     tool,
     tool_with,
@@ -30,7 +32,7 @@ from pydantic import BaseModel
 from tests.functions import make_solver, make_tool
 from tests.parity.cases import Expect, case
 
-from inspect_tinker_plugin.testing.replies import call, say, unparsed_call
+from inspect_tinker_plugin.testing.replies import call, say, submit, unparsed_call
 
 MCP_SERVER = Path(__file__).resolve().parents[1] / "mcp_server.py"
 # Inspect converts these arguments itself, and it is what the renderer cannot know about.
@@ -410,6 +412,35 @@ def mcp_stdio_server() -> Task:
         solver=[use_tools(mcp_tools(server)), generate()],
         scorer=includes(),
     )
+
+
+@case(
+    script=[
+        say("", call("shout", text="five")),
+        say("", call("fail", reason="death")),
+        say("", call("shout", text="more"), call("add", x=2, y=3)),
+        submit("5"),
+    ],
+    expect=Expect(turns=4, scores={"includes": "C"}, says=["FIVE", "Connection closed"]),
+)
+def mcp_server_that_dies() -> Task:
+    server = mcp_server_stdio(name="corpus", command=sys.executable, args=[str(MCP_SERVER)])
+    return Task(dataset=ask(), solver=react(tools=[mcp_tools(server), add()]), scorer=includes())
+
+
+@case(
+    script=[
+        say("", call("memory", command="view", path="/memories")),
+        say("", call("memory", command="create", path="/memories/sum", file_text="five")),
+        say("", call("memory", command="view", path="/memories/sum")),
+        say("", call("memory", command="view", path="/etc/passwd")),
+        "5",
+    ],
+    expect=Expect(turns=5, scores={"includes": "C"}, says=["/memories/hint", "five"]),
+)
+def memory_of_the_episode() -> Task:
+    tool = memory(initial_data={"/memories/hint": "add them"})
+    return Task(dataset=ask(), solver=[use_tools(tool), generate()], scorer=includes())
 
 
 @case(
