@@ -65,8 +65,14 @@ class Capture:
     limit: int
     data: bytearray = field(default_factory=bytearray)
     overflowed: bool = False
+    rolls: bool = False
+    """Whether the last of what is not taken is kept, and not the first."""
 
     def add(self, piece: bytes | bytearray | memoryview) -> None:
+        if self.rolls:
+            self.data += piece
+            del self.data[: -self.limit]
+            return
         room = self.limit - len(self.data)
         if len(piece) > room:
             self.overflowed = True

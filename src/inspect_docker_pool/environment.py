@@ -263,7 +263,8 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
     ) -> OpenCommand | None:
         """Start a command, to be read and written while it runs.
 
-        Its output is taken as it comes; of a standard error that is not read, the last is kept.
+        Its output is taken as it comes; of what is not read, the last 64 MiB are kept, and of
+        standard error the first 10.
         It ends with :meth:`OpenCommand.close`, or with the container.
 
         Args:

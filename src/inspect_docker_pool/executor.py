@@ -53,6 +53,9 @@ _END_SECONDS = 5.0
 
 _BUSY_PAUSE = 0.02
 _ENDLESS = 2**63
+_MOST_UNREAD = 64 * 1024**2
+"""Bytes of an open command's output that are kept until they are read: a policy may write more."""
+
 _FULL_PAUSE = 0.001
 
 
@@ -202,7 +205,8 @@ class Executor:
         head = encode_request(
             RequestKind.EXEC, words, env, has_input=True, timeout=None, limit=_ENDLESS
         )
-        call = Call(next(self._ids), Capture(_ENDLESS), Capture(said), open=True)
+        unread = Capture(_MOST_UNREAD, rolls=True)
+        call = Call(next(self._ids), unread, Capture(said), open=True)
         self._calls[call.id] = call
         self._send(_Request.RUN, call.id, head)
         return call

@@ -437,6 +437,19 @@ async def test_a_file_that_is_held_up_for_too_long_is_the_policys_fault(
         assert isinstance(failed.value, SandboxMisusedError)
 
 
+async def test_output_that_a_solver_does_not_read_takes_bounded_memory(
+    sandbox: DockerPoolSandboxEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inspect_docker_pool.executor._MOST_UNREAD", 1000)
+    command = await sandbox.open_command(["sh", "-c", "seq 100000"])
+    assert command is not None
+    await sandbox.exec(["sleep", "1"])  # which reads for both
+    out, _ = await command.receive()
+    assert len(out) == 1000
+    assert out.endswith(b"\n100000\n")
+    await command.close()
+
+
 async def test_an_image_without_any_program_has_files_and_an_honest_status(
     tmp_path: Any, open_sandbox: Any
 ) -> None:
