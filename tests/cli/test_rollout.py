@@ -230,6 +230,22 @@ def test_a_reply_over_max_tokens_is_cut_and_says_so() -> None:
     assert found["stop"] == "max_tokens"
 
 
+def test_a_score_that_is_no_number_is_strict_json(tmp_path: Path) -> None:
+    file = tmp_path / "odd.py"
+    file.write_text(
+        "from inspect_ai import Task, task\nfrom inspect_ai.dataset import Sample\n"
+        "from inspect_ai.scorer import Score, mean, scorer\n\n"
+        "@scorer(metrics=[mean()])\ndef odd():\n"
+        "    async def score(state, target):\n        return Score(value=float('nan'))\n\n"
+        "    return score\n\n"
+        "@task\ndef odd_task():\n    return Task([Sample(input='a', target='a')], scorer=odd())\n"
+    )
+    result = run(str(file), "--group-size", "1", "--json")
+    found = json.loads(result.stdout, parse_constant=pytest.fail)
+    assert found["scores"]["odd"]["value"] == "NaN"
+    assert "[unscored]" in found["error"]
+
+
 def test_terminal_codes_of_a_model_do_not_reach_the_terminal(tmp_path: Path) -> None:
     script = tmp_path / "script.jsonl"
     script.write_text(json.dumps("\x1b[2J\x1b]0;owned\x07ANSWER: 155") + "\n", encoding="utf-8")

@@ -31,7 +31,7 @@ from inspect_tinker_plugin.cli.options import (
 from inspect_tinker_plugin.cli.reporting import EXIT_ERROR, EXIT_INTERRUPTED, quiet_stdout, reported
 from inspect_tinker_plugin.cli.rollout import roll_groups, scripted_policy
 from inspect_tinker_plugin.contracts.errors import InspectRLError
-from inspect_tinker_plugin.contracts.wording import counted
+from inspect_tinker_plugin.contracts.wording import counted, write_json
 from inspect_tinker_plugin.processes.workers import run_in_loop
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ async def _print_runs(
     for run in planned:
         report = await run()
         reports.append(report)
-        lines = [json.dumps(_as_json(report), ensure_ascii=False)] if as_json else _describe(report)
+        lines = [write_json(_as_json(report)).decode()] if as_json else _describe(report)
         for line in lines:
             click.echo(line, file=results)
 

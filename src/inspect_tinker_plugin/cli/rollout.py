@@ -31,7 +31,7 @@ from inspect_tinker_plugin.cli.reporting import (
     table_console,
 )
 from inspect_tinker_plugin.contracts.errors import ConfigError
-from inspect_tinker_plugin.contracts.wording import counted
+from inspect_tinker_plugin.contracts.wording import counted, write_json
 from inspect_tinker_plugin.processes.workers import run_in_loop
 
 if TYPE_CHECKING:
@@ -263,7 +263,7 @@ def _finish_logs(log_dir: str | Path | None) -> click.ClickException | None:
 def _show(groups: Sequence[Sequence[RolloutReport]], choices: dict[str, Any]) -> None:
     if choices["as_json"]:
         for report in (report for group in groups for report in group):
-            click.echo(json.dumps(report.as_json(), ensure_ascii=False))
+            click.echo(write_json(report.as_json()))
         return
     console, left = table_console(), choices["show"]
     for group in groups:

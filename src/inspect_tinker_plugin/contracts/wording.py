@@ -8,11 +8,15 @@ logs write them.
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import traceback
 from collections.abc import Callable, Iterable
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic_core import PydanticSerializationError, to_json
 
 # A terminal would obey these if a model or a tool wrote them; tab and newline are harmless.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -94,3 +98,16 @@ def spell_all_out(value: Any, write: Callable[[str], str] = spell_out) -> Any:
     if isinstance(value, dict):
         return {write(key): spell_all_out(item, write) for key, item in value.items()}
     return value
+
+
+def write_json(value: Any) -> bytes:
+    """Write strict JSON in one line, whatever tasks, models and clients put into a value."""
+    try:
+        return to_json(value, inf_nan_mode="strings", fallback=str)
+    except PydanticSerializationError:  # half a surrogate pair has no UTF-8
+        plain = json.loads(json.dumps(value, default=_plain), parse_constant=str)
+        return json.dumps(plain).encode()
+
+
+def _plain(value: Any) -> Any:
+    return vars(value) if is_dataclass(value) else str(value)

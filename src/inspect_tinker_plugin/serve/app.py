@@ -34,11 +34,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inspect_tinker_plugin.agents.api import is_local
 from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.contracts.wording import write_json
 from inspect_tinker_plugin.rl.env import wait_to_start
 from inspect_tinker_plugin.serve import gym, openenv
 from inspect_tinker_plugin.serve.host import FIELDS, BusyError, Host, TooLongError
 from inspect_tinker_plugin.serve.processes import handle_signals, run_workers
-from inspect_tinker_plugin.serve.results import write_json, write_result
+from inspect_tinker_plugin.serve.results import write_result
 from inspect_tinker_plugin.serve.samplers import LentSampler
 
 T = TypeVar("T")

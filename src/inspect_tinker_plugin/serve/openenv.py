@@ -15,11 +15,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from inspect_tinker_plugin.contracts.errors import ConfigError, InspectRLError
+from inspect_tinker_plugin.contracts.wording import write_json
 from inspect_tinker_plugin.serve.host import Host
 from inspect_tinker_plugin.serve.results import (
     RolloutResult,
     SampledTurn,
-    write_json,
     write_message,
 )
 from inspect_tinker_plugin.serve.samplers import LentSampler

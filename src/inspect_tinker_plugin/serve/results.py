@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from inspect_ai.model import ChatMessage, ChatMessageAssistant, ChatMessageTool, ContentReasoning
 from inspect_ai.tool import ToolInfo
-from pydantic_core import PydanticSerializationError, to_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,16 +184,3 @@ def write_result(result: RolloutResult) -> dict[str, Any]:
         "messages": [write_message(each) for each in result.messages],
         "branches": result.branches,
     }
-
-
-def write_json(value: Any) -> bytes:
-    """Write an answer, whatever tasks, models and clients put into it."""
-    try:
-        return to_json(value, inf_nan_mode="strings", fallback=str)
-    except PydanticSerializationError:  # half a surrogate pair has no UTF-8
-        plain = json.loads(json.dumps(value, default=_plain), parse_constant=str)
-        return json.dumps(plain).encode()
-
-
-def _plain(value: Any) -> Any:
-    return vars(value) if is_dataclass(value) else str(value)
