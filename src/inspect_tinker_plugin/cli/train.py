@@ -381,6 +381,7 @@ def overlap_command(run: str, as_json: bool, **choices: Any) -> None:
     """
     from inspect_tinker_plugin.evaluate.overlap import read_trained, was_trained_on
     from inspect_tinker_plugin.evaluate.source import find_source
+    from inspect_tinker_plugin.tasks.samples import with_id
 
     source = find_source(run, has_key=True)
     if source.run is None:
@@ -389,8 +390,8 @@ def overlap_command(run: str, as_json: bool, **choices: Any) -> None:
     with quiet_stdout():
         task = load_task(choices).task
         found = [
-            index if each.id is None else each.id  # as an eval names it
-            for index, each in enumerate(task.dataset, 1)
+            with_id(each, position).id
+            for position, each in enumerate(task.dataset)
             if was_trained_on(each, trained)
         ]
     name, total = task.name, len(task.dataset)

@@ -33,6 +33,7 @@ from inspect_tinker_plugin.rl.models import (
     require_renderer,
 )
 from inspect_tinker_plugin.tasks.reference import resolve_task
+from inspect_tinker_plugin.tasks.samples import with_id
 from inspect_tinker_plugin.train.data import EvalTasksBuilder, TrainingDataBuilder, keep_in_run
 from inspect_tinker_plugin.train.history import ROLLOUT_LOGS
 from inspect_tinker_plugin.train.request import TrainRequest
@@ -277,8 +278,7 @@ def _evaluations(request: TrainRequest, config: Any) -> list[EvalTasksBuilder]:
 
 def _check_ids(task: Task) -> None:
     """Refuse what `inspect eval` refuses: samples with the same id."""
-    numbered = enumerate(task.dataset, start=1)
-    counts = Counter(str(number if each.id is None else each.id) for number, each in numbered)
+    counts = Counter(str(with_id(each, i).id) for i, each in enumerate(task.dataset))
     repeated = [id for id, count in counts.items() if count > 1]
     if repeated:
         raise ConfigError(
