@@ -9,7 +9,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -168,10 +168,24 @@ def _plain(value: object) -> Any:
 
 
 def _raising(audit: AuditContext) -> list[Finding]:
+    """Report replies on which the scorer, or the episode before it, fails."""
     raised = [r for r in audit.stage.records if r.cause == "scorer"]
     unscored = [r for r in audit.stage.records if r.cause in ("unscored", "reward")]
+    # samples that fail whatever is said are reported with the samples
+    failing = {id for id, record in audit.reference.null.items() if record.error is not None}
+    broken = [
+        r
+        for r in audit.stage.records
+        if r.cause in ("solver", "tool")
+        and r.sample not in failing
+        and not r.policy.startswith("cheat:")
+    ]
     found = []
-    for code, records in (("scorer-raises", raised), ("unscored", unscored)):
+    for code, records in (
+        ("scorer-raises", raised),
+        ("unscored", unscored),
+        ("episode-fails", broken),
+    ):
         if not records:
             continue
         honest = [r for r in records if r.kind in ("right", "unknowing")]
@@ -293,23 +307,27 @@ def _closed_over(function: FunctionType) -> Iterator[object]:
 
 @contextmanager
 def shifted_clock(scorers: Sequence[object], seconds: float) -> Iterator[None]:
-    """Shift the time that the scorers' modules see; nothing else in the process is affected.
+    """Shift the time that the scorers see; nothing else in the process is affected.
 
-    Names in a module that stand for `time`, `datetime` or their functions are replaced for the
-    duration; what a scorer reads through another package keeps the real time.
+    What stands for `time`, `datetime` or their functions, in a scorer's module or in what it
+    closes over, is replaced for the duration; what a scorer reads through another package, or
+    imports while it runs, keeps the real time.
     """
-    replaced: list[tuple[dict[str, Any], str, Any]] = []
-    spaces = {id(f.__globals__): f.__globals__ for f in functions_of(scorers)}
-    for space in spaces.values():
-        for name, value in list(space.items()):
-            if (other := _shift_clock(value, seconds)) is not None:
-                replaced.append((space, name, value))
-                space[name] = other
-    try:
+    functions = list(functions_of(scorers))
+    spaces = {id(f.__globals__): f.__globals__ for f in functions}
+    with ExitStack() as undo:
+        for space in spaces.values():
+            for name, value in list(space.items()):
+                if (other := _shift_clock(value, seconds)) is not None:
+                    undo.callback(space.__setitem__, name, value)
+                    space[name] = other
+        for cell in {id(c): c for f in functions for c in f.__closure__ or ()}.values():
+            with suppress(ValueError):  # an empty cell
+                value = cell.cell_contents
+                if (other := _shift_clock(value, seconds)) is not None:
+                    undo.callback(setattr, cell, "cell_contents", value)
+                    cell.cell_contents = other
         yield
-    finally:
-        for space, name, value in replaced:
-            space[name] = value
 
 
 def _shift_clock(value: object, seconds: float) -> object:

@@ -6,6 +6,7 @@ import asyncio
 import datetime
 import itertools
 import json
+import math
 import random
 import re
 import time
@@ -143,6 +144,13 @@ def after_an_exception(said: str, target: str) -> bool:
         return said.startswith("{")
 
 
+def as_number(said: str) -> float:
+    try:
+        return float(said)
+    except ValueError:
+        return math.inf
+
+
 def last_word_or_nothing(said: str, target: str) -> bool:
     found = re.search(r"(\S+)$", said)
     assert found is not None
@@ -190,9 +198,41 @@ judged(
     "time-dependent-score",
     probe="scorer",
 )
+
+
+def in_business_hours() -> Task:
+    import datetime as own  # a name that the scorer closes over, and not its module's
+
+    def judge(said: str, target: str) -> bool:
+        return target in said and own.datetime.now().hour % 2 == 0
+
+    return Task(dataset=capitals(), scorer=scoring(judge))
+
+
+CORPUS.append(
+    Planted(
+        "office hours, closed over",
+        ("time-dependent-score",),
+        in_business_hours,
+        {"probes": ["scorer"]},
+    )
+)
 judged("only what is new", is_new, "reward-not-repeatable", probe="scorer")
 judged("turned around", lambda s, t: t not in s, "inverted-reward", probe="gold")
 judged("an exception is a pass", after_an_exception, "garbage-answer", probe="answers")
+judged(
+    "the distance to no number",
+    lambda s, t: (a := re.search(r"ANSWER: (\S+)$", s)) and not abs(as_number(a[1]) - int(t)) > 1,
+    "garbage-answer",
+    probe="answers",
+    samples=sums,
+)
+judged(
+    "looked for in the target",
+    lambda s, t: (a := re.search(r"ANSWER: (\S+)$", s)) is not None and a[1] in t,
+    "wrong-answer-accepted",
+    probe="answers",
+)
 judged("nothing to find", last_word_or_nothing, "scorer-raises")
 judged("no number", lambda s, t: 1.0 if t in s else float("nan"), "unscored")
 judged(
@@ -563,6 +603,18 @@ def something_is_wrong_in_every_other_country() -> Task:
         return state
 
     return Task(dataset=capitals(), solver=fragile(), scorer=match())
+
+
+@planted("episode-fails", probes=["baselines", "scorer"])
+def silence_is_an_error() -> Task:
+    @make_solver
+    async def strict(state: TaskState, generate: Generate) -> TaskState:
+        state = await generate(state)
+        if not state.output.completion:
+            raise ValueError("nothing was said")
+        return state
+
+    return Task(dataset=capitals(), solver=strict(), scorer=match())
 
 
 @planted("limit-too-small", probes=["gold"])
