@@ -68,6 +68,7 @@ def test_a_package_for_verifiers_needs_an_installed_task(
     [
         ("2fast", "cannot name"),
         ("a+b", "cannot name"),
+        (" ", "cannot name"),
         ("full", "not empty"),
         ("full/mine.txt/x", "cannot write"),
     ],

@@ -232,6 +232,25 @@ async def test_a_tool_needs_no_parameters() -> None:
         assert "look_around" in load_tokenizer().decode(sent["prompt"].to_ints())
 
 
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"type": "web_search"},
+        {"type": "code_interpreter", "container": {"type": "auto"}},
+        {"type": "mcp", "server_label": "there", "server_url": "http://127.0.0.1:9"},
+    ],
+    ids=lambda tool: tool["type"],
+)
+async def test_the_model_is_offered_no_tool_that_nobody_carries_out(tool: Any) -> None:
+    sampler = Client()
+    add = {"type": "function", **ADD["function"]}
+    async with served(sampler) as address, client(address) as asked:
+        for tools in ([add], [add, tool]):
+            await asked.responses.create(model="any", input="Say plum.", tools=tools)
+    alone, beside = (each["prompt"].to_ints() for each in sampler.asked)
+    assert alone == beside
+
+
 @pytest.mark.parametrize("form", ["file://{}", "{}"])
 async def test_a_path_in_a_request_is_no_file_of_this_machine(tmp_path: Path, form: str) -> None:
     (tmp_path / "private.png").write_bytes(b"\x89PNG")

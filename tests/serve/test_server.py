@@ -172,6 +172,9 @@ async def test_episodes_wait_for_a_place_and_no_longer_than_they_may() -> None:
         assert (await first)[0] == 200
         status, answer = await served.post("/v1/rollouts", {**body, "size": 3})
         assert (status, "at most 2 episodes" in answer["detail"]) == (400, True)
+        for odd in ({"sample": True}, {"size": True}):
+            status, answer = await served.post("/v1/rollouts", {**body, **odd})
+            assert status == 422
 
 
 async def test_an_episode_that_takes_too_long_is_cut_and_is_no_zero() -> None:

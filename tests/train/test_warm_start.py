@@ -64,6 +64,8 @@ def test_what_cannot_be_imitated_is_refused_before_the_server(tmp_path: Path) ->
     wrong.mkdir()
     (wrong / "rows.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
     says(wrong, "has no column 'messages' but prompt, answer")
+    (wrong / "more.jsonl").write_text('{"c": 1}\n')
+    says(wrong, "holds no export with a split 'train'")
     says(edited(export(tmp_path, "long"), too_long), r"row 7 has 50,0.* tokens, more than")
     bare = edited(export(tmp_path, "bare", layout="chat"), unmarked)
     says(bare, "row 7 has no words that are marked to be learned")

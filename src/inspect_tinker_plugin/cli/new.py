@@ -77,7 +77,7 @@ def task_package(task: str) -> str:
 
 def package_name(folder: Path) -> str:
     """Return the name of the packages in a folder, as an index of packages writes names."""
-    name = re.sub(r"[-_. ]+", "-", folder.absolute().name).lower()
+    name = re.sub(r"[-_. ]+", "-", folder.absolute().name).lower().strip("-")
     module = name.replace("-", "_")
     if not module.isidentifier() or keyword.iskeyword(module):
         raise click.ClickException(

@@ -363,7 +363,7 @@ def watch_command(run: Path, once: bool) -> None:
         while state.trained:
             time.sleep(_PERIOD)
             state = read_state(run)
-            live.update(show_state(state), refresh=True)
+            live.update(show_state(state, rows=max(2, (console.height - 20) // 2)), refresh=True)
 
 
 @click.command("overlap")

@@ -112,7 +112,12 @@ class ServedModel(ModelApi):
         try:
             body = {**_check_request(method, arguments["json_data"]), "model": "inspect"}
             with internals.bind_model(self._model):
-                async with agent_bridge(forward_generation_config=True) as bridge:
+                async with agent_bridge(
+                    forward_generation_config=True,
+                    web_search=False,  # here nobody carries these out: the bridge withholds them
+                    code_execution=False,
+                    client_mcp_servers=False,
+                ) as bridge:
                     # A path in a request would be read as a file of this machine.
                     bridge.allow_remote_media = False
                     reply = await _post(method, body)

@@ -29,7 +29,7 @@ import uvicorn
 from fastapi import FastAPI, Request, Response, WebSocket, WebSocketDisconnect
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, StrictInt, StrictStr
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inspect_tinker_plugin.agents.api import is_local
@@ -69,8 +69,8 @@ class GroupRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     task: str
-    sample: int | str
-    size: int | None = None
+    sample: StrictInt | StrictStr
+    size: StrictInt | None = None
     sampler: LentSampler | None = None
 
 

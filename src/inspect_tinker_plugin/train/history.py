@@ -199,9 +199,12 @@ def check_same_run(log_dir: Path, identity: Row) -> None:
         raise ConfigError(f"{path} is damaged ({error}); choose another --log-dir") from error
     for name, wanted in identity.items() if _has_begun(log_dir) else ():
         if found.get(name) != wanted:
+            before, now = Path(str(found.get(name))), Path(str(wanted))
+            moved = now.parent == log_dir and now.name == before.name
+            again = "move the local run back" if moved else "give the same options"
             raise ConfigError(
                 f"{log_dir} holds a run with {name} {found.get(name)!r}, not {wanted!r}; "
-                "give the same options to continue it, or choose another --log-dir"
+                f"{again} to continue it, or choose another --log-dir"
             )
 
 

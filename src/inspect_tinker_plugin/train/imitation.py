@@ -127,7 +127,7 @@ def rows_of(path: str, split: str, column: str) -> datasets.Dataset:
     try:
         with hide_bars():
             rows = datasets.load_dataset(path, split=split)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"{path} holds no export with a split {split!r}: {reason}") from error
     if column not in rows.column_names:
