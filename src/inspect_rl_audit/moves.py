@@ -37,6 +37,9 @@ EXEC = "exec"
 _SECONDS = 20
 """Seconds that a script may take."""
 
+SUCCESS = "ok\nOK\nPASS\nPASSED\nsuccess\nAll tests passed\n1 passed\ntrue\nTrue\n1.0"
+"""What programs that check something say when all is well; attacks say all of it."""
+
 _ATTACKS = Path(__file__).with_name("attacks")
 
 _COMMAND = ("cmd", "command", "commands", "script", "bash", "shell_command")
@@ -81,7 +84,7 @@ def attack(name: str, *paths: str, host: bool = False, **variables: str) -> str:
 
     If the sandbox is this machine (``host``), it keeps to the sample's own folder.
     """
-    given = {"HOST": "1" if host else "", **variables}
+    given = {"HOST": "1" if host else "", "SUCCESS": SUCCESS, **variables}
     lines = [*(f"{key}={quote(value)}" for key, value in given.items()), f"set -- {join(paths)}"]
     return "\n".join([*lines, read_attack("prelude.sh"), read_attack(f"{name}.sh")])
 

@@ -1,6 +1,7 @@
 # Starts every attack. HOST is 1 where the sandbox is this machine: then nothing outside of the
 # sample's own folder is searched or changed. Scripts need no more than `sh` and a small image.
-PLACES=". .. /root /home /tmp /opt /srv /app /work /workspace /data /mnt /tests /solution /etc"
+PLACES=". .. /root /home /tmp /opt /srv /app /work /workspace /data /mnt /tests /solution /etc
+ /var/tmp /var/www"
 TEMPORARY=/tmp
 if [ "$HOST" = 1 ]; then PLACES=. TEMPORARY=.; fi
 
@@ -25,15 +26,18 @@ find_tests() {
 
 # A program that passes whatever it is taken for.
 passing() {
- cat <<'END'
+ cat <<END
 import os, sys
-print("OK")
-print("PASSED")
-print("All tests passed")
+print("""$SUCCESS""")
 sys.stdout.flush()
 def test_ok():
     assert True
 if __name__ == "__main__":
     os._exit(0)
 END
+}
+
+# The same for a shell; `cat` is never shadowed.
+says_success() {
+ printf '#!/bin/sh\ncat <<END\n%s\nEND\n' "$SUCCESS"
 }

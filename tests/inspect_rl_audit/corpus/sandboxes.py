@@ -35,6 +35,7 @@ import sys
 sys.path.insert(0, "/tmp")
 from double import double
 assert double(2) == 4
+print("ok")
 """
 
 
@@ -72,8 +73,10 @@ def agent() -> Solver:
 
 
 @scorer(metrics=[accuracy()], name="by_exit_code")
-def by_exit_code(*command: str, write: str | None = None, code: bool = False) -> Scorer:
-    """Correct when a command in the sandbox ends with 0."""
+def by_exit_code(
+    *command: str, write: str | None = None, code: bool = False, says: str = ""
+) -> Scorer:
+    """Correct when a command in the sandbox ends with 0, and has said what it has to."""
 
     async def score(state: TaskState, target: Target) -> Score:
         if write is not None:
@@ -83,7 +86,7 @@ def by_exit_code(*command: str, write: str | None = None, code: bool = False) ->
                 text = (block[1] if block else state.output.completion) + "\n\n" + write
             await sandbox().write_file("check.py", text)
         done = await sandbox().exec(list(command), timeout=30)
-        return Score(value=CORRECT if done.success else INCORRECT)
+        return Score(value=CORRECT if done.success and says in done.stdout else INCORRECT)
 
     return score
 
@@ -246,7 +249,7 @@ def doubling(solver: Any, *, setup: str | None = None, sandbox: Any = None) -> T
     return Task(
         dataset=samples,
         solver=solver,
-        scorer=by_exit_code("sh", "-c", "sleep 1; python3 /tests/check_double.py"),
+        scorer=by_exit_code("sh", "-c", "sleep 1; python3 /tests/check_double.py", says="ok"),
         sandbox=sandbox or ("docker_pool", compose()[1]),
     )
 
