@@ -53,7 +53,7 @@ logger = getLogger(__name__)
 # episodes need a thousand places, and the adaptive controller stops at a hundred.
 _UNBOUNDED_CONNECTIONS = 1_000_000
 
-_POLICY_CONFIG = {
+POLICY_CONFIG = {
     "max_connections": _UNBOUNDED_CONNECTIONS,
     "adaptive_connections": False,
     "timeout": None,
@@ -63,6 +63,7 @@ _POLICY_CONFIG = {
     "batch": None,
     "cache": None,
 }
+"""How calls reach the policy, whatever a task says: nothing of this is asked of the model."""
 
 _untrained: ContextVar[bool] = ContextVar("inspect_rl_untrained", default=False)
 _scoring: ContextVar[str | None] = ContextVar("inspect_rl_scoring", default=None)
@@ -398,7 +399,7 @@ class PolicyModel(Model):
         return known if shared else known.model_copy()
 
     def _merge_config(self, asked: GenerateConfig) -> GenerateConfig:
-        return super()._resolve_config(asked).model_copy(update=_POLICY_CONFIG)
+        return super()._resolve_config(asked).model_copy(update=POLICY_CONFIG)
 
     # Plain functions: each coroutine on the way to a parked call is kept by every waiting episode.
 

@@ -26,7 +26,7 @@ from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.contracts.policy import POLICY_MODEL, POLICY_NAME
 from inspect_tinker_plugin.contracts.wording import counted, spell_all_out
-from inspect_tinker_plugin.episode.model import PolicyGradingError
+from inspect_tinker_plugin.episode.model import POLICY_CONFIG, PolicyGradingError
 from inspect_tinker_plugin.testing.replies import SCRIPTED, Player
 
 _DAY = 86_400.0
@@ -37,15 +37,6 @@ SCRIPTED_POLICY = f"{SCRIPTED}/{POLICY_NAME}"
 Json = Any
 """A JSON value."""
 
-
-# How calls reach the server, not what is asked of the model: a parked policy call has
-# its own connection limits.
-_TRANSPORT_OPTIONS = dict.fromkeys(
-    (
-        *("max_connections", "adaptive_connections", "max_retries"),
-        *("timeout", "attempt_timeout", "batch", "cache"),
-    )
-)
 
 _ROLES = {"system", "user", "assistant", "tool"}
 
@@ -156,7 +147,7 @@ def dump_requests(requests: Sequence[TurnRequest], names: Names, *, ordered: boo
             "messages": dump_value(request.messages, names),
             "tools": jsonable(request.tools),
             "tool_choice": jsonable(request.tool_choice),
-            "options": jsonable(request.config.model_copy(update=_TRANSPORT_OPTIONS)),
+            "options": jsonable(request.config.model_copy(update=dict.fromkeys(POLICY_CONFIG))),
         }
         for request in requests
     ]

@@ -100,7 +100,7 @@ def generate_options_of_task_and_solver() -> Task:
 
     return Task(
         dataset=[SUM.model_copy()],
-        config=GenerateConfig(temperature=0.25, max_tokens=7),
+        config=GenerateConfig(temperature=0.25, max_tokens=7, timeout=9, stream_idle_timeout=9),
         solver=generate(max_tokens=99, stop_seqs=["END"]),
         scorer=exact(),
     )
