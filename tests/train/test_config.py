@@ -243,18 +243,6 @@ def test_a_folder_is_not_continued_as_another_run(tmp_path: Path) -> None:
         begin(tmp_path, test_split="0.5")
 
 
-def test_a_local_run_in_another_folder_is_said_to_have_been_moved(tmp_path: Path) -> None:
-    old, new = tmp_path / "old", tmp_path / "new"
-    old.mkdir()
-    record_run(old, {"model": str(old / "tiny-model")})
-    (old / "metrics.jsonl").write_text('{"step": 0, "env/all/reward/total": 0.5}\n')
-    old.rename(new)
-    with pytest.raises(ConfigError, match="move the local run back to continue it"):
-        check_same_run(new, {"model": str(new / "tiny-model")})
-    with pytest.raises(ConfigError, match="give the same options to continue it"):
-        check_same_run(new, {"model": "another"})
-
-
 def test_a_run_that_ended_before_its_first_step_locks_no_folder(tmp_path: Path) -> None:
     begin(tmp_path)
     mine = training_id(tmp_path)

@@ -199,12 +199,10 @@ def check_same_run(log_dir: Path, identity: Row) -> None:
         raise ConfigError(f"{path} is damaged ({error}); choose another --log-dir") from error
     for name, wanted in identity.items() if _has_begun(log_dir) else ():
         if found.get(name) != wanted:
-            before, now = Path(str(found.get(name))), Path(str(wanted))
-            moved = now.parent == log_dir and now.name == before.name
-            again = "move the local run back" if moved else "give the same options"
             raise ConfigError(
-                f"{log_dir} holds a run with {name} {found.get(name)!r}, not {wanted!r}; "
-                f"{again} to continue it, or choose another --log-dir"
+                f"{log_dir} holds a run with {name} {found.get(name)!r}, not {wanted!r}; give the "
+                "same options (a local run also its folder) to continue it, or choose another "
+                "--log-dir"
             )
 
 
