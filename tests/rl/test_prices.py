@@ -13,6 +13,7 @@ from inspect_ai.solver import TaskState, generate
 from inspect_ai.util import sandbox
 from tests.functions import make_scorer
 from tests.rl.policies import Words, renderer, tokenizer
+from tinker_cookbook.rl.metric_util import compute_trajectory_metrics
 from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
@@ -151,3 +152,15 @@ async def test_episodes_that_are_run_again_are_counted_by_cause() -> None:
     group = await do_group_rollout(builder, policy, RetryOnFailure(max_retries=5))
     assert group.get_total_rewards() == [1.0]
     assert group.metrics_G[0]["retried/scorer"] == 2
+
+
+async def test_the_share_of_failed_episodes_is_among_the_figures_of_a_step() -> None:
+    def fails(members: Sequence[GroupMember]) -> list[float]:
+        raise RuntimeError("no verdict")
+
+    shares = []
+    for options in ({}, {"group_reward": "rank"}, {"group_reward": fails, "on_error": -1.0}):
+        [builder] = as_rl_dataset(task(), renderer(), group_size=4, **options).get_batch(0)
+        group = await do_group_rollout(builder, Words(["right", "breaks it", "wrong", "wrong"]))
+        shares.append(compute_trajectory_metrics([group], [["priced"]])["env/all/failed"])
+    assert shares == [0.25, 0.25, 1.0]

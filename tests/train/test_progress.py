@@ -68,7 +68,7 @@ def test_a_step_is_a_line_with_its_reward(tmp_path: Path, name: str) -> None:
 
 def test_errors_are_those_of_the_step(tmp_path: Path) -> None:
     first, second = {"rollout_errors/total": 3.0}, {"rollout_errors/total": 4.0}
-    penalised = {"env/all/error/sandbox": 0.25, "env/all/total_episodes": 8}
+    penalised = {"env/all/failed": 0.25, "env/all/error/sandbox": 1.0, "env/all/total_episodes": 8}
     lines = read_lines(
         tmp_path, step(0, 1, **first), step(1, 1, **second, **penalised), step(2, 1, **second)
     )

@@ -57,6 +57,11 @@ Metrics = dict[str, float | int]
 """Numbers by name, as in ``tinker_cookbook.rl.types.Metrics``."""
 
 
+FAILED = "failed"
+"""Metric of every rollout: 1 if it failed, else 0. Its mean is the share of those that failed; the
+cookbook averages ``error/<cause>`` over those that have it."""
+
+
 SOLVER_TIMEOUT = "limit/solver_timeout"
 """Metric of an episode whose solver ended with a ``TimeoutError`` that nothing handled."""
 

@@ -23,7 +23,7 @@ from inspect_ai.scorer import SampleScore, Score, Scorer, Target
 from inspect_ai.solver import Choices, TaskState
 
 from inspect_tinker_plugin import inspect_internals as internals
-from inspect_tinker_plugin.contracts.episodes import EpisodeResult
+from inspect_tinker_plugin.contracts.episodes import FAILED, EpisodeResult
 from inspect_tinker_plugin.contracts.errors import PRICED, Cause, ConfigError, RewardError
 from inspect_tinker_plugin.contracts.policy import POLICY_MODEL
 from inspect_tinker_plugin.logs.header import EXPECTED_SCORES
@@ -277,10 +277,12 @@ class LogRewards:
             total = repay(record, last=last, group=group)
         else:
             note(record, "status", str(RolloutStatus.DROPPED))
+        kept = _other_metrics(record)
         if _failed_in_scoring(record):
             record.error = None
             note(record, "error_cause", None)
-        note(record, "metrics", {**_other_metrics(record), **metrics})
+            kept[FAILED] = 0.0
+        note(record, "metrics", {**kept, **metrics})
         note(record, "reward_metrics", sorted(metrics))
         note(record, "reward", value if total is None else total)
         self.computed += 1

@@ -26,6 +26,7 @@ from tinker_cookbook.rl.types import (
     Transition,
 )
 
+from inspect_tinker_plugin.contracts.episodes import FAILED
 from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError, TaskError
 from inspect_tinker_plugin.contracts.hooks import Memory, ToolScope
 from inspect_tinker_plugin.logs import GroupSlot, Rollout, RolloutStatus, write_group
@@ -218,7 +219,8 @@ class InspectGroupBuilder(EnvGroupBuilder):
             envs, endings, finals, trajectory_group, strict=True
         ):
             value = env.find_unpaid(trajectory) + env.group_share(final)
-            metrics: Metrics = {} if result else self._count_retried(envs)
+            metrics: Metrics = {FAILED: float(ending.error is not None)}
+            metrics |= {} if result else self._count_retried(envs)
             total = env.total(final)
             if ending.has_built_in_price and total is not None:
                 value += min(0.0, least - total)
@@ -261,7 +263,8 @@ class InspectGroupBuilder(EnvGroupBuilder):
                 raise EpisodeError(
                     str(fault), cause=Cause.REWARD, task=self.handle.name, sample_id=self.sample.id
                 ) from fault
-            return [Reward(penalty, {f"error/{Cause.REWARD}": 1.0})] * len(endings)
+            failed: Metrics = {f"error/{Cause.REWARD}": 1.0, FAILED: 1.0}
+            return [Reward(penalty, failed)] * len(endings)
         for ending, final in zip(endings, finals, strict=True):
             if final is not None:
                 parts.outcomes.note_paid(ending.result, final.value)
@@ -324,7 +327,7 @@ def _describe_rollout(env: InspectEnv) -> Rollout:
         trajectory, of_group, group_metrics = received
         steps = trajectory.transitions
         metrics |= {**(steps[-1].metrics if steps else {}), **group_metrics}
-        of_reward |= group_metrics.keys() - {LOST_REPLIES}
+        of_reward |= group_metrics.keys() - {LOST_REPLIES, FAILED}
         given = {
             "reward": sum(step.reward for step in steps) + of_group,
             "stop_reason": trajectory.stop_reason,

@@ -231,12 +231,7 @@ class _Progress:
         total = number(row, "rollout_errors/total") or 0.0
         new, self._rollout_errors = total - self._rollout_errors, total
         rollouts = number(row, "env/all/total_episodes") or 0.0
-        penalties = sum(
-            (number(row, name) or 0.0) * rollouts
-            for name in row
-            if name.startswith("env/all/error/")
-        )
-        return max(0.0, new) + penalties
+        return max(0.0, new) + (number(row, "env/all/failed") or 0.0) * rollouts
 
 
 WIDTH = 60
