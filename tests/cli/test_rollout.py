@@ -45,6 +45,12 @@ def test_a_scripted_group_of_an_agent_is_shown_with_rewards() -> None:
         assert seen in result.stdout, seen
 
 
+def test_a_temperature_below_zero_is_refused() -> None:
+    result = run(LOG_SEARCH, "--temperature", "-1")
+    assert result.exit_code == 2
+    assert "-1.0 is not in the range x>=0" in result.output
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -71,7 +71,7 @@ DEFAULT_RENDERER = "qwen3_instruct"
 @click.option("--tokenizer", metavar="NAME", help="Tokenizer, if not the model's own.")
 @click.option("--renderer", metavar="NAME", help="Renderer, if not the model's own.")
 @click.option("--max-tokens", type=click.IntRange(1), default=1024, show_default=True)
-@click.option("--temperature", type=float, default=1.0, show_default=True)
+@click.option("--temperature", type=click.FloatRange(0), default=1.0, show_default=True)
 @dataset_options("rollout", group_size=4)
 @click.option(
     "--show", type=click.IntRange(0), default=1, show_default=True, help="Conversations to print."

@@ -47,7 +47,7 @@ SHORTEST = 16
     help="How it is asked: /v1/completions or /inference/v1/generate.",
 )
 @click.option("--max-tokens", type=click.IntRange(1), default=1024, show_default=True)
-@click.option("--temperature", type=float, default=1.0, show_default=True)
+@click.option("--temperature", type=click.FloatRange(0), default=1.0, show_default=True)
 @click.option(
     "--max-episodes",
     type=click.IntRange(1),
