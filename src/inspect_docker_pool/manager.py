@@ -157,8 +157,9 @@ class PoolManager:
             self._watch.stop()
         if left:
             logger.warning(
-                "docker_pool: the Docker engine at %s does not answer; what this process leaves "
-                "on it is removed by the next one, or by: inspect sandbox cleanup docker_pool",
+                "docker_pool: the Docker engine at %s does not answer, or cannot remove something; "
+                "what this process leaves on it is removed by the next one, or by: inspect sandbox "
+                "cleanup docker_pool",
                 engine_address(),
             )
 
