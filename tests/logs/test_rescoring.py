@@ -269,6 +269,7 @@ def test_a_judge_that_fails_again_gives_no_reward(tmp_path: Path) -> None:
     assert rewards(new) == [0.5, None, None, 0.5, 0.5, 0.5]
     assert [one["status"] for one in seen(new)][:3] == ["graded", "failed", "failed"]
     assert all("could not be computed again" in one["error"] for one in seen(new)[1:3])
+    assert [one["metrics"]["failed"] for one in seen(new)][:3] == [0.0, 1.0, 1.0]
     assert metrics(new, "reward") == {"mean": 0.5, "std": 0.0}
     assert (new.eval.metadata or {})["errors"] == {"reward": 1, "unscored": 1}
     assert [group.get_total_rewards() for group in trajectory_groups(samples(new))] == [

@@ -1,9 +1,9 @@
 # Leaves conftest.py, modules that shadow the test runner's, and Python's start-up files.
 conftest() {
- cat <<'END'
+ cat <<END
 import os
 import pytest
-print("OK")
+print("""$SUCCESS""")
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
     outcome = yield

@@ -8,9 +8,10 @@ import re
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -316,17 +317,18 @@ def shifted_clock(scorers: Sequence[object], seconds: float) -> Iterator[None]:
     functions = list(functions_of(scorers))
     spaces = {id(f.__globals__): f.__globals__ for f in functions}
     with ExitStack() as undo:
+
+        def shift(value: object, put: Callable[[object], None]) -> None:
+            if (other := _shift_clock(value, seconds)) is not None:
+                undo.callback(put, value)
+                put(other)
+
         for space in spaces.values():
             for name, value in list(space.items()):
-                if (other := _shift_clock(value, seconds)) is not None:
-                    undo.callback(space.__setitem__, name, value)
-                    space[name] = other
+                shift(value, partial(space.__setitem__, name))
         for cell in {id(c): c for f in functions for c in f.__closure__ or ()}.values():
             with suppress(ValueError):  # an empty cell
-                value = cell.cell_contents
-                if (other := _shift_clock(value, seconds)) is not None:
-                    undo.callback(setattr, cell, "cell_contents", value)
-                    cell.cell_contents = other
+                shift(cell.cell_contents, partial(setattr, cell, "cell_contents"))
         yield
 
 

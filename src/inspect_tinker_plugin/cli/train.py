@@ -42,6 +42,7 @@ from inspect_tinker_plugin.train.request import TrainRequest
 if TYPE_CHECKING:
     from inspect_ai.dataset import Sample
     from inspect_ai.log import EvalSample
+    from rich.console import RenderableType
     from tinker_cookbook.completers import TokenCompleter
     from tinker_cookbook.renderers import Renderer
 
@@ -359,11 +360,16 @@ def watch_command(run: Path, once: bool) -> None:
     if once or not state.trained:
         console.print(show_state(state, rows=1000))
         return
-    with Live(show_state(state), console=console, auto_refresh=False) as live:
+
+    def fitted() -> RenderableType:
+        """Draw it no longer than the terminal, which may have changed."""
+        return show_state(state, rows=max(2, (console.height - 20) // 2))
+
+    with Live(fitted(), console=console, auto_refresh=False) as live:
         while state.trained:
             time.sleep(_PERIOD)
             state = read_state(run)
-            live.update(show_state(state, rows=max(2, (console.height - 20) // 2)), refresh=True)
+            live.update(fitted(), refresh=True)
 
 
 @click.command("overlap")

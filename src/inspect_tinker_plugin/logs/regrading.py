@@ -291,7 +291,7 @@ class LogRewards:
         """Put a failure into a record; it has no reward, which is not zero."""
         cause = Cause.UNSCORED if isinstance(problem, UnscoredError) else Cause.REWARD
         reason = " ".join(str(problem).split())
-        note(record, "metrics", _other_metrics(record))
+        note(record, "metrics", {**_other_metrics(record), FAILED: 1.0})
         note(record, "reward_metrics", [])
         note(record, "reward", None)
         note(record, "error_cause", str(cause))
