@@ -40,6 +40,7 @@ from inspect_tinker_plugin.cli import (
     print_to,
     progress_bar,
     quiet_stdout,
+    renderer_options,
     reported,
     run_in_loop,
     table_console,
@@ -102,8 +103,7 @@ _COUNT = click.IntRange(1)
 )
 @click.option("--local", is_flag=True, help="Sample attempts from a model on this machine.")
 @click.option("--base-url", metavar="URL", help="Tinker API server, if not the hosted one.")
-@click.option("--tokenizer", metavar="NAME", help="Tokenizer, if not the model's own.")
-@click.option("--renderer", metavar="NAME", help="Renderer, if not the model's own.")
+@renderer_options
 @click.option(
     "--episodes",
     type=_COUNT,

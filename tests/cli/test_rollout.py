@@ -45,10 +45,14 @@ def test_a_scripted_group_of_an_agent_is_shown_with_rewards() -> None:
         assert seen in result.stdout, seen
 
 
-def test_a_temperature_below_zero_is_refused() -> None:
-    result = run(LOG_SEARCH, "--temperature", "-1")
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [("-1", "-1.0 is not in the range x>=0"), ("nan", "'nan' is not a number")],
+)
+def test_an_impossible_temperature_is_refused(given: str, says: str) -> None:
+    result = run(LOG_SEARCH, "--temperature", given)
     assert result.exit_code == 2
-    assert "-1.0 is not in the range x>=0" in result.output
+    assert says in result.output
 
 
 @pytest.mark.parametrize(

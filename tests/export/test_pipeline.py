@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import math
 import resource
 import signal
 from collections.abc import Callable, Iterator
@@ -403,9 +404,10 @@ async def test_an_export_that_replaced_another_is_the_one_that_is_read(tmp_path:
         lambda: Choice(form="all"),  # type: ignore[arg-type]
         lambda: Choice(limits="some"),  # type: ignore[arg-type]
         lambda: Choice(best=0),
+        lambda: Choice(min_score=math.nan),
         lambda: Choice(margin=-1.0),
     ],
 )
 def test_options_made_in_python_are_checked(made: Callable[[], object]) -> None:
-    with pytest.raises(ConfigError, match=r"at least|unknown"):
+    with pytest.raises(ConfigError, match=r"at least|unknown|not a number"):
         made()

@@ -11,6 +11,7 @@ from inspect_tinker_plugin.cli.options import (
     load_task,
     parse_args,
     price_option,
+    renderer_options,
     task_options,
     test_task_options,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "print_to",
     "progress_bar",
     "quiet_stdout",
+    "renderer_options",
     "reported",
     "roll_groups",
     "run_in_loop",

@@ -14,6 +14,7 @@ import click
 from click.core import ParameterSource
 
 from inspect_tinker_plugin.cli.options import (
+    Number,
     dataset_choices,
     dataset_options,
     field_options,
@@ -74,7 +75,7 @@ _OF_LOGS: dict[str, dict[str, Any]] = {
     "max_length": {"metavar": "TOKENS"},
     "best": {"metavar": "K"},
     "threshold": {"type": float},
-    "margin": {"type": click.FloatRange(0), "show_default": True},
+    "margin": {"type": Number(0), "show_default": True},
     "pairs": {"metavar": "K"},
     "split": {"metavar": "NAME=SHARE", "callback": _parse_split},
     "split_seed": {"type": int, "show_default": True},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -64,6 +65,36 @@ def test_task_options(help: str) -> Callable[[Command], Command]:
         ),
     ]
     return lambda command: _decorate(command, options)
+
+
+class Number(click.FloatRange):
+    """A number within bounds, as ``click.FloatRange``, which also takes ``nan``."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return number
+
+
+def renderer_options(command: Command) -> Command:
+    """Add the tokenizer and the renderer of the policy."""
+    options = [
+        click.option("--tokenizer", metavar="NAME", help="Tokenizer, if not the model's own."),
+        click.option("--renderer", metavar="NAME", help="Renderer, if not the model's own."),
+    ]
+    return _decorate(command, options)
+
+
+def sampling_options(command: Command) -> Command:
+    """Add :func:`renderer_options`, and how the policy is sampled."""
+    options = [
+        click.option("--max-tokens", type=click.IntRange(1), default=1024, show_default=True),
+        click.option("--temperature", type=Number(0), default=1.0, show_default=True),
+    ]
+    return renderer_options(_decorate(command, options))
 
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -414,8 +445,8 @@ def _parse_shuffle(
 _TYPES: dict[str, Any] = {
     "int": click.IntRange(1),
     "int | None": click.IntRange(1),
-    "float": click.FloatRange(0, min_open=True),
-    "float | None": click.FloatRange(0, min_open=True),
+    "float": Number(0, min_open=True),
+    "float | None": Number(0, min_open=True),
 }
 """How a value of a declared type is written on a command line."""
 

@@ -16,6 +16,7 @@ from inspect_tinker_plugin.cli.options import (
     dataset_choices,
     dataset_options,
     load_task,
+    sampling_options,
     task_options,
 )
 from inspect_tinker_plugin.cli.reporting import (
@@ -68,10 +69,7 @@ DEFAULT_RENDERER = "qwen3_instruct"
     metavar="RUN",
     help="Folder of a run of `inspect rl train --local`: start its server for weights of it.",
 )
-@click.option("--tokenizer", metavar="NAME", help="Tokenizer, if not the model's own.")
-@click.option("--renderer", metavar="NAME", help="Renderer, if not the model's own.")
-@click.option("--max-tokens", type=click.IntRange(1), default=1024, show_default=True)
-@click.option("--temperature", type=click.FloatRange(0), default=1.0, show_default=True)
+@sampling_options
 @dataset_options("rollout", group_size=4)
 @click.option(
     "--show", type=click.IntRange(0), default=1, show_default=True, help="Conversations to print."

@@ -11,10 +11,12 @@ import click
 
 from inspect_tinker_plugin.cli.options import (
     LOOPBACK,
+    Number,
     dataset_choices,
     dataset_options,
     listening_options,
     parse_args,
+    sampling_options,
     task_arguments,
 )
 from inspect_tinker_plugin.cli.reporting import reported
@@ -32,8 +34,7 @@ SHORTEST = 16
 @task_arguments
 @listening_options(port=8400, sent_as="`Authorization: Bearer TOKEN`")
 @click.option("--model", metavar="NAME", help="Model that is trained: its tokenizer and renderer.")
-@click.option("--tokenizer", metavar="NAME", help="Tokenizer, if not the model's own.")
-@click.option("--renderer", metavar="NAME", help="Renderer, if not the model's own.")
+@sampling_options
 @click.option(
     "--sampler",
     metavar="URL",
@@ -46,8 +47,6 @@ SHORTEST = 16
     show_default=True,
     help="How it is asked: /v1/completions or /inference/v1/generate.",
 )
-@click.option("--max-tokens", type=click.IntRange(1), default=1024, show_default=True)
-@click.option("--temperature", type=click.FloatRange(0), default=1.0, show_default=True)
 @click.option(
     "--max-episodes",
     type=click.IntRange(1),
@@ -57,21 +56,21 @@ SHORTEST = 16
 )
 @click.option(
     "--queue-timeout",
-    type=click.FloatRange(0, min_open=True),
+    type=Number(0, min_open=True),
     default=600.0,
     show_default=True,
     help="Seconds that an episode waits for a place.",
 )
 @click.option(
     "--episode-timeout",
-    type=click.FloatRange(0, min_open=True),
+    type=Number(0, min_open=True),
     default=3600.0,
     show_default=True,
     help="Seconds that an episode runs; --time-limit ends one earlier, with a score.",
 )
 @click.option(
     "--drain-timeout",
-    type=click.FloatRange(0),
+    type=Number(0),
     default=300.0,
     show_default=True,
     help="Seconds that running episodes have after SIGTERM.",

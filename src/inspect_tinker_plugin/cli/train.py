@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from inspect_tinker_plugin.cli.options import (
+    Number,
     dataset_choices,
     dataset_options,
     field_options,
@@ -66,7 +67,7 @@ _WRITTEN: dict[str, dict[str, Any]] = {
     "teacher_steps": {"type": click.IntRange(1)},
     "scan": {"multiple": True, "default": (), "metavar": "FILE"},
     "scan_model": {"metavar": "NAME"},
-    "rollout_timeout": {"type": click.FloatRange(0), "metavar": "SECONDS"},
+    "rollout_timeout": {"type": Number(0), "metavar": "SECONDS"},
     "workers": {"metavar": "N"},
     "ray": {"is_flag": False, "flag_value": "", "metavar": "[ADDRESS]"},
 }

@@ -108,6 +108,9 @@ class Choice:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{name} is {value}; it must be at least {least}")
+        for name in ("min_score", "max_score", "threshold", "margin"):
+            if (value := getattr(self, name)) != value:
+                raise ConfigError(f"{name} is {value}, which is not a number")
 
     def why_not(self, entry: Entry) -> str | None:
         """Say why a sample is left out; ``None`` when it is not."""
