@@ -250,6 +250,7 @@ class Finding:
     def __post_init__(self) -> None:
         if not _CODE.fullmatch(self.code):
             raise ValueError(f"{self.code!r} is no code: write words-with-hyphens")
+        object.__setattr__(self, "severity", Severity(self.severity))
 
 
 BySample = Mapping[int | str, tuple[str, Mapping[str, Any] | Shown]]

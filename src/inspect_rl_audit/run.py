@@ -19,7 +19,13 @@ from inspect_rl_audit.records import AuditJournal, Finding, finding, name_value
 from inspect_rl_audit.report import AuditReport, summarise, write_report
 from inspect_rl_audit.stage import Stage, read_budget, spread
 from inspect_tinker_plugin import ConfigError, __version__
-from inspect_tinker_plugin.plugins import PluginError, build, counted, default_plugins
+from inspect_tinker_plugin.plugins import (
+    PluginError,
+    build,
+    counted,
+    default_plugins,
+    place_in_code,
+)
 from inspect_tinker_plugin.processes import alone_in
 from inspect_tinker_plugin.rewards import resolve_reward
 from inspect_tinker_plugin.rl import with_plugin_scorers
@@ -141,7 +147,10 @@ async def _run_probe(name: str, probe: Probe, context: AuditContext) -> list[Fin
         named = name.split("(")[0]
         givers = [p for p in default_plugins().plugins if named in p.hooks.get(HOOK, ())]
         origin = "".join(f" of plugin {each.name!r} ({each.label})" for each in givers)
+        while isinstance(error, ExceptionGroup):
+            error = error.exceptions[0]
         message = f"probe {name!r}{origin} raised {type(error).__name__}: {error}"[:600]
+        message += place_in_code(error, skipping=("/asyncio/", "/inspect_rl_audit/"))
         context.figures.setdefault("failed_probes", {})[name] = message
         return [finding("probe-failed", f"The {message}", probe=name)]
     return [_name_log_from(context.folder, each) for each in found]

@@ -200,6 +200,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(args: list[str], code: int, sa
         ("tasks.py", "tasks.py is a file; an export needs a folder.\n"),
         ("tasks.py/out", "cannot write to tasks.py/out: Not a directory.\n"),
         ("/proc/out", "cannot write to /proc/out: "),
+        ("x" * 300, "File name too long: xxx"),
     ],
 )
 def test_an_output_that_cannot_be_written_is_one_line(output: str, says: str) -> None:

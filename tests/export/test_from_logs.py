@@ -559,6 +559,8 @@ def test_the_command_says_what_it_wrote_and_left_out(tmp_path: Path) -> None:
         (["--from-logs", "x", "--limit", "3"], "--limit does not go with --from-logs"),
         (["--from-logs", "x", "-T", "a=1"], "-T does not go with --from-logs"),
         (["toy.py", "--best", "3"], "--best goes only with --from-logs"),
+        (["--from-logs", "x", "--threshold", "1"], "goes only with --as rejection or rewards"),
+        (["--from-logs", "x", "--as", "rewards", "--pairs", "2"], "only with --as preference"),
         (["toy.py", "--as", "sft"], "--as goes only with --from-logs"),
         (["one.py", "two.py"], "one TASK, or --from-logs LOGS..."),
         (["--from-logs", "x", "--split", "test"], "expected NAME=SHARE such as test=10%"),

@@ -153,6 +153,7 @@ def test_a_budget_that_is_none_is_refused(text: str) -> None:
 
 BROKEN = """
 import asyncio
+from inspect_rl_audit import Finding, Play
 from inspect_tinker_plugin import hookimpl
 
 async def raises(audit):
@@ -169,9 +170,19 @@ async def cancels(audit):
     task.cancel()
     await task
 
+async def replies(audit):
+    def reply(request):
+        raise KeyError("level")
+    await audit.stage.run([Play(policy="one", sample=each, reply=reply) for each in audit.chosen])
+
+async def exaggerates(audit):
+    return [Finding(code="so-bad", severity="terrible", message="Too bad.")]
+
+PROBES = (raises, forgets, exits, cancels, replies, exaggerates)
+
 @hookimpl
 def inspect_rl_audit_probes():
-    return {each.__name__: (lambda each=each: each) for each in (raises, forgets, exits, cancels)}
+    return {each.__name__: (lambda each=each: each) for each in PROBES}
 """
 
 
@@ -186,7 +197,8 @@ def test_a_probe_that_fails_stops_no_other(tmp_path: Path) -> None:
     install(tmp_path, "broken_probes", BROKEN, version="3.1")
     (tmp_path / "task.py").write_text(TASK_FILE)
     command = ["audit", "task.py", "--out", "out", "--json", "--fail-on", "never"]
-    for name in ("raises", "forgets", "exits", "cancels", "gold"):
+    names = ["raises", "forgets", "exits", "cancels", "replies", "exaggerates", "gold"]
+    for name in names:
         command += ["--probe", name]
     done = Command(*command, cwd=tmp_path, prepare=partial(find_packages_in, tmp_path)).wait(300)
     assert done.returncode == 3, done.stderr
@@ -196,11 +208,13 @@ def test_a_probe_that_fails_stops_no_other(tmp_path: Path) -> None:
         ("forgets", "TypeError: it gave None, not a sequence of Finding"),
         ("exits", "SystemExit: 0"),
         ("cancels", "CancelledError: "),
+        ("replies", f"KeyError: 'level' ({tmp_path / 'broken_probes.py'}:"),
+        ("exaggerates", "ValueError: 'terrible' is not a valid Severity"),
     ):
         assert f"probe {name!r} {of_plugin} {how}" in done.stderr
     report = json.loads(done.stdout)
-    assert [f["code"] for f in report["findings"]].count("probe-failed") == 4
-    assert report["summary"]["probes"] == ["raises", "forgets", "exits", "cancels", "gold"]
+    assert [f["code"] for f in report["findings"]].count("probe-failed") == 6
+    assert report["summary"]["probes"] == names
 
 
 async def test_right_answers_are_drawn_as_such(tmp_path: Path) -> None:

@@ -381,13 +381,17 @@ async def test_an_episode_is_a_line_of_json_in_the_log(caplog: pytest.LogCapture
 
 
 def test_the_command_refuses_to_be_reached_without_a_token(tmp_path: Path) -> None:
-    short = tmp_path / "token"
+    short, two, key = (tmp_path / name for name in ("short", "two", "key"))
     short.write_text("short")
+    two.write_text("the first of them\nand the second one")
+    key.write_bytes(bytes(range(100, 200)))
     there = ["--tokenizer", str(TOKENIZER), "--renderer", "qwen3_instruct"]
     task = f"{Path(__file__).parents[1]}/rl/tasks.py@arithmetic"
     for more, message in (
         (["--host", "0.0.0.0"], "can be reached from other machines: give --token-file"),
         (["--token-file", str(short)], "less than 16 characters"),
+        (["--token-file", str(two)], "or blanks"),
+        (["--token-file", str(key)], f"the token in {key} cannot be read"),
     ):
         done = CliRunner().invoke(serve_command, [task, *there, *more])
         assert done.exit_code == 1

@@ -82,6 +82,14 @@ _OF_LOGS: dict[str, dict[str, Any]] = {
 }
 """How the options that go with --from-logs only are written."""
 
+_OF_FORMS = {
+    "best": ("sft", "rejection", "rewards"),
+    "threshold": ("rejection", "rewards"),
+    "margin": ("preference",),
+    "pairs": ("preference",),
+}
+"""Options of logs that do nothing for other forms of rows than these."""
+
 
 class _Layouts(click.Choice):  # type: ignore[type-arg]  # click 8.1 has no Choice[str]
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -145,7 +153,7 @@ def export_command(ctx: click.Context, /, output: Path, **choices: Any) -> None:
     from inspect_tinker_plugin.export.folder import check_target
 
     from_logs = choices.pop("from_logs")
-    _refuse_options_of_the_other(ctx, from_logs=from_logs)
+    _refuse_options_without_effect(ctx, from_logs=from_logs)
     sources = choices.pop("sources")
     repository = choices.pop("push_to_hub")
     if choices["format"] is None:
@@ -171,17 +179,19 @@ def export_command(ctx: click.Context, /, output: Path, **choices: Any) -> None:
         sys.exit(EXIT_PARTIAL)
 
 
-def _refuse_options_of_the_other(ctx: click.Context, *, from_logs: bool) -> None:
-    """Refuse options that would do nothing: those of logs for a task, and the other way round."""
-    of_logs = _OF_LOGS.keys()
+def _refuse_options_without_effect(ctx: click.Context, *, from_logs: bool) -> None:
+    """Refuse options that would do nothing: those of logs for a task, or of other rows."""
     of_tasks = {each.name for each in declared_options() if "export" in each.commands} | _OF_TASKS
+    of_the_other = of_tasks if from_logs else _OF_LOGS.keys()
     for each in ctx.command.params:
         name = each.name or ""
-        if name not in (of_tasks if from_logs else of_logs):
+        if ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
             continue
-        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+        if name in of_the_other:
             goes = "does not go with" if from_logs else "goes only with"
             raise click.UsageError(f"{each.opts[0]} {goes} --from-logs.")
+        if ctx.params["form"] not in (forms := _OF_FORMS.get(name, FORMS)):
+            raise click.UsageError(f"{each.opts[0]} goes only with --as {' or '.join(forms)}.")
 
 
 def _export_task(output: Path, choices: dict[str, Any]) -> tuple[ExportReport, list[str]]:

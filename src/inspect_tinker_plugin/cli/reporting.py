@@ -114,7 +114,7 @@ def _line(error: Exception) -> str:
     text = " ".join(str(error).split())
     if any(each.__module__.partition(".")[0] in OUR_PACKAGES for each in type(error).__mro__):
         return text
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+    if isinstance(error, OSError) and (error.filename or error.errno == errno.ENOSPC):
         return f"{error.strerror}: {error.filename or 'the output cannot be written'}"
     if type(error).__module__.startswith("inspect_ai."):
         from inspect_tinker_plugin.inspect_internals import in_one_line

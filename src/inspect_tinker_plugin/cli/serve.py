@@ -123,9 +123,12 @@ def read_token(choices: dict[str, Any]) -> str | None:
                 f"for example with {secrets.token_urlsafe(24)}"
             )
         return None
-    token: str = path.read_text(encoding="utf-8").strip()
-    if len(token) < SHORTEST:
-        raise ConfigError(f"the token in {path} has less than {SHORTEST} characters")
+    try:
+        token: str = path.read_text(encoding="ascii").strip()  # as a header of HTTP takes it
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the token in {path} cannot be read: {error}") from error
+    if len(token) < SHORTEST or len(token.split()) > 1:
+        raise ConfigError(f"the token in {path} has less than {SHORTEST} characters, or blanks")
     return token
 
 

@@ -93,7 +93,7 @@ class EpisodeEnded:
     """Copies of the scores."""
 
     reward: float | None
-    """The reward; ``None`` when there is none."""
+    """The reward, before that of its group; ``None`` when there is none."""
 
     limit: str | None
     """Type of the limit that ended the episode, if there was one."""
