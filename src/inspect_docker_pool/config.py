@@ -175,6 +175,11 @@ class ContainerConfig:
     source: str = "the default configuration"
     """The origin of this configuration, for messages."""
 
+    @property
+    def label(self) -> str:
+        """Where it is configured, and as which service, for messages."""
+        return f"{self.source}: service {self.service!r}"
+
 
 @dataclass(frozen=True)
 class ProjectConfig:

@@ -346,7 +346,7 @@ class Container:
 
     def start(self) -> None:
         """Create and start the container, in this thread."""
-        with engine_errors(f"{self.config.source}: container start"):
+        with engine_errors(f"{self.config.label}: container start"):
             self._start()
 
     def _start(self) -> None:
@@ -394,7 +394,7 @@ class Container:
         streams = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
         self._executor = Executor(AttachedSocket(api.attach_socket(self.id, streams)))
         api.start(self.id)
-        self._executor.greet(self._setup(), START_SECONDS, self.id)
+        self._executor.greet(self._setup(), START_SECONDS, self.id, config.label)
 
     def _setup(self) -> Setup:
         config, image = self.config, self.image

@@ -103,7 +103,7 @@ class Executor:
 
     # starting, in a thread
 
-    def greet(self, setup: Setup, timeout: float, container: str) -> None:
+    def greet(self, setup: Setup, timeout: float, container: str, label: str) -> None:
         """Send the executor its setup, and wait until the container is ready."""
         words = [setup.user, setup.folder, *setup.command]
         flags = setup.has_home | setup.holds << 1 | setup.bounded << 2
@@ -131,7 +131,7 @@ class Executor:
         if problem:
             said = (bytes(log) + bytes(self._said)).decode(errors="replace").strip()
             raise SandboxStartError(
-                f"the container did not come up: {problem}; it said: {said[-2000:] or 'nothing'}",
+                f"{label}: {problem}; it said: {said[-2000:] or 'nothing'}",
                 container=container,
             )
 

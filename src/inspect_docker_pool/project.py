@@ -140,10 +140,7 @@ class Project:
             await_ready(service)
         for container in self.containers:
             if not container.is_ready():
-                raise SandboxStartError(
-                    f"{container.config.source}: service {container.config.service!r}: its command "
-                    "has ended"
-                )
+                raise SandboxStartError(f"{container.config.label}: its command has ended")
 
 
 def _await_ready(container: Container, closed: Callable[[], bool]) -> None:
@@ -176,8 +173,7 @@ def _await_ready(container: Container, closed: Callable[[], bool]) -> None:
         return problem
 
     if problem := anyio.run(wait):
-        name = container.config.service
-        raise SandboxStartError(f"{container.config.source}: service {name!r}: {problem}")
+        raise SandboxStartError(f"{container.config.label}: {problem}")
 
 
 async def _complete(container: Container) -> str:

@@ -115,6 +115,18 @@ async def test_a_provider_measures_episodes_and_hears_of_their_set_up() -> None:
     assert seen == ["['notes.txt'] None", "set up"]
 
 
+@pytest.mark.parametrize("measured", [{"sandbox/region": "north"}, None], ids=["text", "none"])
+async def test_metrics_that_are_no_numbers_are_left_out(
+    measured: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Sums, "snapshot", lambda _: measured)
+    result = await play(generate())
+    assert result.error is None
+    assert result.scores["match"].score.value == "C"
+    assert "sandbox/region" not in result.metrics
+    assert "are left out" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("command", "cause"), [("provoked", Cause.INSIDE_SANDBOX), ("lost", Cause.SANDBOX)]
 )

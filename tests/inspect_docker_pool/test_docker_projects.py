@@ -214,7 +214,10 @@ async def test_services_start_as_they_depend_on_each_other(
              "default": {"depends_on": {"seed": {"condition": "service_completed_successfully"}}}},
             r"service 'seed': its command did not complete \(status 3\); it said: broken",
         ),
-        ({"web": {"command": ["sh", "-c", "echo gone; exit 4"]}}, "status 4; it said: gone"),
+        (
+            {"web": {"command": ["sh", "-c", "echo gone; exit 4"]}},
+            "service 'web': its command 'sh' ended with status 4; it said: gone",
+        ),
         (
             {"a": {"command": ["sh", "-c", "sleep 0.1; exit 4"]},
              "web": {"healthcheck": {"test": "sleep 0.3"}}},

@@ -25,7 +25,7 @@ from inspect_tinker_plugin.contracts.errors import EpisodeError
 from inspect_tinker_plugin.testing import ScriptedPolicy, load_renderer
 from inspect_tinker_plugin.train.config import build_config
 from inspect_tinker_plugin.train.request import TrainRequest
-from inspect_tinker_plugin.train.strategies import RetryHanging
+from inspect_tinker_plugin.train.strategies import HangingRolloutError, RetryHanging
 
 ASYNCHRONOUS = ("async_config.max_steps_off_policy=2", "async_config.groups_per_batch=3")
 
@@ -79,7 +79,7 @@ async def test_one_that_hangs_again_ends_with_an_error() -> None:
     async def hang(epoch: int) -> None:
         await asyncio.Event().wait()
 
-    with pytest.raises(TimeoutError, match=r"used up its retries \(1\); --rollout-timeout"):
+    with pytest.raises(HangingRolloutError, match=r"used up its retries \(1\); --rollout-timeout"):
         await rolled_out(hang, timeout=0.1)
 
 

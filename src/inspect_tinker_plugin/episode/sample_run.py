@@ -214,7 +214,7 @@ class SampleRun:
     def result(self) -> EpisodeResult:
         """Return the result so far."""
         record, context = self._record, self.context.copy()
-        measured = self._recorder.snapshot() if self._recorder else {}
+        measured = self._measure()
         # A reward may change what it is given, and other episodes have the same sample.
         own = record.sample.model_copy(update={"metadata": deepcopy(record.sample.metadata)})
         return EpisodeResult(
@@ -348,6 +348,16 @@ class SampleRun:
             sample = record.sample.model_copy(update={"files": no_contents})
             state: Any = internals.state_jsonable(record.state)
             internals.record_event(SampleInitEvent(sample=sample, state=state))
+
+    def _measure(self) -> Mapping[str, float]:
+        """Return what the sandboxes' provider measured, as long as it gives numbers."""
+        try:
+            measured = self._recorder.snapshot() if self._recorder else {}
+            return {name: float(value) for name, value in measured.items()}
+        except Exception:
+            logger.warning("the metrics of %r are left out", self._recorder, exc_info=True)
+            self._recorder = None
+            return {}
 
     async def _open_sandboxes(self, active: internals.ActiveSample) -> None:
         """Start the sample's sandboxes."""

@@ -29,6 +29,7 @@ from tinker_cookbook.rl.rollout_strategy import (
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RolloutError, Trajectory
 
+from inspect_tinker_plugin.contracts.errors import InspectRLError
 from inspect_tinker_plugin.logs import RolloutStatus, assemble_pending, figures
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
 from inspect_tinker_plugin.rl.task_handle import training_id
@@ -160,6 +161,10 @@ SECONDS = 3600.0
 """Time limit in the asynchronous loop, where groups that hang keep their places for ever."""
 
 
+class HangingRolloutError(InspectRLError, TimeoutError):
+    """A rollout of a group hangs, however often it is run again."""
+
+
 @dataclass(frozen=True)
 class RetryHanging(RolloutStrategy):
     """Runs rollouts again that take too long; any other failure ends the group, as in `FailFast`.
@@ -201,7 +206,7 @@ class RetryHanging(RolloutStrategy):
                     except TimeoutError:
                         problem = f"a rollout did not end within {self.per_rollout_timeout:g} s"
                         if len(result.errors) == self.max_retries:
-                            raise TimeoutError(
+                            raise HangingRolloutError(
                                 f"{problem}, and its group has used up its retries "
                                 f"({self.max_retries}); --rollout-timeout sets the time"
                             ) from None
