@@ -391,7 +391,8 @@ class PolicyModel(Model):
 
     def _resolve_config(self, config: GenerateConfig | None) -> GenerateConfig:
         asked = config or GenerateConfig()
-        if self._own is not None and self._own != _NO_OPTIONS:
+        own = self._own is not None and self._own != _NO_OPTIONS
+        if own or self is not internals.active_model():  # a role's copy has no options of the task
             return self._merge_config(asked)
         known = self.merged.merge(asked, self._merge_config)
         # Without a log and anybody who looks at the call, nothing writes to it.

@@ -90,6 +90,36 @@ def solver_that_calls_get_model() -> Task:
 
 
 @make_solver
+async def asks_in_a_role(state: TaskState, generate: Generate) -> TaskState:
+    """Has the model under evaluation play a role by default, before and after a call of its own."""
+    for _ in range(2):
+        critic = get_model(role="critic", default=get_model())
+        state.metadata["critic"] = (await critic.generate("Which language?")).completion
+        state.output = await get_model().generate(state.messages)
+    return state
+
+
+@case(
+    script=["English", "hallo", "English", "hello"],
+    expect=Expect(
+        turns=4,
+        scores={"exact": "C"},
+        holds=lambda trace: (
+            [request["options"].get("temperature") for request in trace.requests]
+            == [None, 0.5, None, 0.5]
+        ),
+    ),
+)
+def options_of_the_task_in_a_role() -> Task:
+    return Task(
+        dataset=[greeting()],
+        config=GenerateConfig(temperature=0.5),
+        solver=asks_in_a_role(),
+        scorer=exact(),
+    )
+
+
+@make_solver
 async def forks(state: TaskState, generate: Generate) -> TaskState:
     """Two continuations of one state; the second one is kept."""
     first, second = await fork(
