@@ -206,9 +206,9 @@ def _sources(error: BaseException) -> list[BaseException]:
 
 
 def first_error(error: Exception) -> Exception:
-    """Return the exception that is reported of a group (the first one in it) or of a monitor."""
-    while isinstance(error, ExceptionGroup | internals.SentinelFailure):
-        error = error.error if isinstance(error, internals.SentinelFailure) else error.exceptions[0]
+    """Return the first exception of a group, or the exception itself."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
     return error
 
 

@@ -96,7 +96,9 @@ class SampleRecord:
             whole: The group that it is the first of, if there is one; all of it has the cause.
             cut_off_since: When the limit was reached that it is about, if it is about one.
         """
-        whole, error = whole or error, first_error(error)
+        whole = whole or error
+        if isinstance(failure := first_error(error), internals.SentinelFailure):
+            error = first_error(failure.error)
         # before the record, whose traceback may take longer to render than a time-out is about
         stamp = self.boundaries.attribute(whole, phase, cut_off_since=cut_off_since)
         internals.record_event(ErrorEvent(error=internals.error_record(error)))
@@ -116,13 +118,14 @@ class SampleRecord:
 
     def wrap(self, error: Exception, stamp: Stamp) -> EpisodeError:
         """Wrap an exception with its cause, task and sample; the original is its ``__cause__``."""
-        text = internals.text_of(error)
-        if isinstance(error, LimitExceededError):
-            text = f"{error.message} while scoring"
+        first = first_error(error)
+        text = internals.text_of(first)
+        if isinstance(first, LimitExceededError):
+            text = f"{first.message} while scoring"
         if stamp.call and (stamp.cause is Cause.SANDBOX or stamp.cause in PRICED):
             text = f"{text} (in {stamp.call})"
         wrapped = EpisodeError(
-            f"{type(error).__name__}: {text}",
+            f"{type(first).__name__}: {text}",
             cause=stamp.cause,
             task=self.task.name,
             sample_id=self.sample.id,

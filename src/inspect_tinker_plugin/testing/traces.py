@@ -168,8 +168,9 @@ def dump_logged_error(error: EvalError | None) -> Json:
     """
     if error is None:
         return None
-    last = error.traceback.rpartition("Traceback (most recent call last):")[2]
-    shown = re.search(r"^([A-Za-z_][\w.]*)(?::|$)", last, re.MULTILINE)
+    head = r"(?m)^(?:  \+ Exception Group )?Traceback \(most recent call last\):"
+    last = re.split(head, error.traceback)[-1]
+    shown = re.search(r"(?m)^(?:  \| )?([A-Za-z_][\w.]*)(?::|$)", last)
     kind = shown.group(1) if shown else "unknown"
     return {"type": kind.rsplit(".", 1)[-1], "message": internals.without_markup(error.message)}
 

@@ -284,6 +284,16 @@ def solver_that_raises_a_group() -> Task:
     return Task(dataset=capital(), solver=breaks("group"), scorer=includes())
 
 
+@make_scorer(accuracy())
+async def raises_a_group(state: TaskState, target: Target) -> Score:
+    raise ExceptionGroup("several", [KeyError("inner")])
+
+
+@case(script=["Oslo"], expect=Expect(turns=1, error="ExceptionGroup"))
+def scorer_that_raises_a_group() -> Task:
+    return Task(dataset=capital(), scorer=raises_a_group())
+
+
 @case(
     script=["Oslo"],
     expect=Expect(turns=1, error="KeyError", scores={"includes": "C"}),
