@@ -197,6 +197,11 @@ BROKEN = {
         "def inspect_rl_samples(task):\n    return None",
         "inspect_rl_samples is not marked with @hookimpl",
     ),
+    "marked under another name": (
+        "from inspect_tinker_plugin import hookimpl\n\n@hookimpl\ndef rl_samples(task): ...\n"
+        "@hookimpl\ndef inspect_rl_samples(task): ...",
+        "there is no hook rl_samples; the hooks are",
+    ),
     "no hook": ("x = 1", "implements no hook"),
     "no mapping": (REWARDS.replace('{"%s": Mean}', "[Mean]"), "not a mapping"),
     "no name": (REWARDS % "two words", "'two words'; use letters"),

@@ -217,7 +217,12 @@ def _order(entry_point: EntryPoint) -> tuple[bool, str, str]:
 
 def _check_hooks(loaded: object, manager: pluggy.PluginManager) -> tuple[str, ...]:
     """Return the names of the hooks that a plugin implements."""
-    named = {name: getattr(loaded, name) for name in dir(loaded) if name.startswith("inspect_rl_")}
+    meant = (
+        name
+        for name in dir(loaded)
+        if name.startswith("inspect_rl_") or manager.parse_hookimpl_opts(loaded, name) is not None
+    )
+    named = {name: getattr(loaded, name) for name in meant}
     hooks = {name: function for name, function in named.items() if inspect.isroutine(function)}
     if not hooks:
         raise _fault(f"it implements no hook; the hooks are {', '.join(HOOKS)}", loaded)
