@@ -7,9 +7,11 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from inspect_ai.model import ChatMessageAssistant, Content, ContentReasoning, ContentText
 from inspect_ai.tool import ToolCall, ToolInfo
+from inspect_ai.util import JSONSchema
 from tinker_cookbook.renderers import (
     ContentPart,
     Message,
@@ -265,8 +267,64 @@ class ReplyParser:
         parts = _parts(rendering)
         for call in unparsed:
             parts = [_without(part, call.raw_text) for part in parts]
+        if parsed:
+            said = _SAID.findall(str(self._tokenizer.decode(body)).rpartition("</think>")[2])
+            parsed = rendering["tool_calls"] = [_with_texts(call, said, tools) for call in parsed]
         calls = read_calls(parsed, unparsed, tools)
         return _inspect_content(parts, bool(calls)), calls
+
+
+_SAID = re.compile(
+    r"(?s)(?:<parameter=([^>\n]+)>\s*|<arg_key>(.*?)</arg_key>\s*<arg_value>)"
+    r"(.*?)(?:\s*</parameter>|</arg_value>)"
+)
+"""An argument in the formats of Qwen3.5, Nemotron 3 and GLM 5, which have no quotes."""
+
+_KINDS: dict[type, set[str]] = {
+    bool: {"boolean"},
+    int: {"integer", "number"},
+    float: {"number"},
+    dict: {"object"},
+    list: {"array"},
+    type(None): {"null"},
+}
+
+
+def _with_texts(
+    call: RendererToolCall, said: Sequence[tuple[str, str, str]], tools: Sequence[ToolInfo]
+) -> RendererToolCall:
+    """Return a call whose arguments are the policy's own text where the tool wants a string.
+
+    Without quotes, the text ``42`` looks like the number, and renderers read what they can as JSON.
+    """
+    offered = [tool.parameters.properties for tool in tools if tool.name == call.function.name]
+    if (
+        not said
+        or not offered
+        or not isinstance(values := json.loads(call.function.arguments), dict)
+    ):
+        return call
+    for name, value in values.items():
+        if not isinstance(value, str) and _wants_text(offered[0].get(name), value):
+            texts = (text for key, other, text in said if (key or other).strip() == name)
+            values[name] = next((text for text in texts if _reads_as(text, value)), value)
+    function = RendererToolCall.FunctionBody(name=call.function.name, arguments=json.dumps(values))
+    return call.model_copy(update={"function": function})
+
+
+def _wants_text(schema: JSONSchema | None, value: Any) -> bool:
+    """Whether a parameter is a string, and cannot be what the value is."""
+    kinds: set[str | None] = set()
+    for each in (schema.anyOf or [schema]) if schema else ():
+        kinds.update(each.type if isinstance(each.type, list) else [each.type])
+    return "string" in kinds and not kinds & {None, *_KINDS[type(value)]}
+
+
+def _reads_as(text: str, value: Any) -> bool:
+    try:
+        return json.dumps(json.loads(text)) == json.dumps(value)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _written_call(call: RendererToolCall, write: Write) -> RendererToolCall:
