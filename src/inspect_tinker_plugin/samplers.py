@@ -21,8 +21,10 @@ import platform
 import random
 import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from heapq import nlargest
 from numbers import Integral
 from pathlib import Path
@@ -67,13 +69,20 @@ def try_sampler(spec: SamplerSpec, pool: SamplePool, *, count: int) -> None:
     """
     make, origin = _resolve(spec)
     rewards = tuple(float(member % 2) for member in range(pool.group_size))
-    try:
+    with _naming(spec, origin):
         sampler = make()
         sampler.begin(pool)
         for step in range(2):
             for position in choose_positions(sampler, step, count, len(pool.samples)):
                 sampler.learn(GroupOutcome(position=position, rewards=rewards, step=step))
         dict(sampler.figures())
+
+
+@contextmanager
+def _naming(spec: SamplerSpec, origin: str) -> Iterator[None]:
+    """Name the sampler and its plugin in the error of what it did."""
+    try:
+        yield
     except (Exception, SystemExit) as error:
         problem = str(error)
         if not isinstance(error, ConfigError):
@@ -151,7 +160,7 @@ class SamplerState:
 
     Args:
         folder: The task's folder.
-        make: Makes a new sampler.
+        spec: As for :func:`resolve_sampler`.
         pool: The samples.
         first_step: Step of the first batch; not 0 in a run that continues.
         logged: Returns outcomes from logs, for a run that begins.
@@ -160,14 +169,17 @@ class SamplerState:
     def __init__(
         self,
         folder: Path,
-        make: Callable[[], Sampler],
+        spec: SamplerSpec,
         pool: SamplePool,
         *,
         first_step: int = 0,
         logged: Callable[[], Sequence[GroupOutcome]] = list,
     ) -> None:
-        self.sampler = make()
-        self.sampler.begin(pool)
+        make, origin = _resolve(spec)
+        self._named = partial(_naming, spec, origin)
+        with self._named():
+            self.sampler = make()
+            self.sampler.begin(pool)
         self._size = len(pool.samples)
         self._journal = Journal(folder / _STATE)
         self._outcomes = folder / "outcomes"
@@ -189,9 +201,11 @@ class SamplerState:
             return self._chosen[step]
         learned = [each for each in self._waiting() if each[:2] not in self._known]
         self._learn(learned)
-        chosen = choose_positions(self.sampler, step, count, self._size)
+        with self._named():
+            chosen = choose_positions(self.sampler, step, count, self._size)
+            figures = dict(self.sampler.figures())
         line = {"step": step, "learned": learned, "chosen": chosen}
-        self._journal.write({**line, "figures": dict(self.sampler.figures())})
+        self._journal.write({**line, "figures": figures})
         for number, index, *_ in learned:
             self._outcome(number, index).unlink(missing_ok=True)
         self._chosen[step] = chosen
@@ -223,7 +237,8 @@ class SamplerState:
                 "logged": [[each.position, list(each.rewards)] for each in logged()],
             }
         for position, rewards in head["logged"]:
-            self.sampler.learn(GroupOutcome(position=position, rewards=tuple(rewards)))
+            with self._named():
+                self.sampler.learn(GroupOutcome(position=position, rewards=tuple(rewards)))
         kept, late = [], []
         for line in lines[1:]:
             if line["step"] < first_step:
@@ -244,7 +259,9 @@ class SamplerState:
     def _learn(self, learned: Sequence[Sequence[Any]]) -> None:
         for step, index, position, rewards in learned:
             self._known.add((step, index))
-            self.sampler.learn(GroupOutcome(position=position, rewards=tuple(rewards), step=step))
+            outcome = GroupOutcome(position=position, rewards=tuple(rewards), step=step)
+            with self._named():
+                self.sampler.learn(outcome)
 
     def _waiting(self) -> list[tuple[int, int, int, list[float]]]:
         """Return step, index, position and rewards of the groups that wait, in this order."""

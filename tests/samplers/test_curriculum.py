@@ -313,6 +313,21 @@ def test_a_state_of_other_samples_is_refused(tmp_path: Path) -> None:
         SamplerState(tmp_path, Curriculum, pool(4), first_step=1)
 
 
+class Tiring(Curriculum):
+    def choose(self, step: int, count: int, /) -> list[int]:
+        if step == 2:
+            raise RuntimeError("enough")
+        return super().choose(step, count)
+
+
+def test_a_sampler_that_fails_in_the_middle_of_a_run_is_named(tmp_path: Path) -> None:
+    state = SamplerState(tmp_path, Tiring, pool(3))
+    for step in range(2):
+        state.choose(step, 1)
+    with pytest.raises(ConfigError, match=r"sampler: .*Tiring.*: failed: RuntimeError: enough"):
+        state.choose(2, 1)
+
+
 def test_steps_after_the_checkpoint_are_forgotten_and_late_rewards_kept(tmp_path: Path) -> None:
     state = SamplerState(tmp_path, Curriculum, pool(3))
     for step in range(4):

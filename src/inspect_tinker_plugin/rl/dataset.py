@@ -35,7 +35,6 @@ from inspect_tinker_plugin.samplers import (
     FOLDER,
     OutcomeFile,
     SamplerState,
-    resolve_sampler,
     try_sampler,
 )
 from inspect_tinker_plugin.tasks.reference import ResolvedTask, TaskRef, resolve_task
@@ -267,7 +266,7 @@ def open_dataset(
         name = re.sub(r"[^\w.-]+", "-", handle.name)
         state = SamplerState(
             log_folder(options.log_dir) / FOLDER / name,
-            resolve_sampler(options.sampler),
+            options.sampler,
             _pool(handle, samples),
             first_step=first_step or 0,
             logged=lambda: _read_outcomes(handle, samples),
