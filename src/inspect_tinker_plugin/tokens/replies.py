@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -268,17 +268,51 @@ class ReplyParser:
         for call in unparsed:
             parts = [_without(part, call.raw_text) for part in parts]
         if parsed:
-            said = _SAID.findall(str(self._tokenizer.decode(body)).rpartition("</think>")[2])
-            parsed = rendering["tool_calls"] = [_with_texts(call, said, tools) for call in parsed]
+            parsed = rendering["tool_calls"] = self._restore_texts(parsed, body, tools)
         calls = read_calls(parsed, unparsed, tools)
         return _inspect_content(parts, bool(calls)), calls
 
+    def _restore_texts(
+        self, calls: Sequence[RendererToolCall], body: list[int], tools: Sequence[ToolInfo]
+    ) -> list[RendererToolCall]:
+        """Return calls whose arguments are the policy's own text where the tool wants a string.
 
-_SAID = re.compile(
-    r"(?s)(?:<parameter=([^>\n]+)>\s*|<arg_key>(.*?)</arg_key>\s*<arg_value>)"
-    r"(.*?)(?:\s*</parameter>|</arg_value>)"
-)
-"""An argument in the formats of Qwen3.5, Nemotron 3 and GLM 5, which have no quotes."""
+        In formats without quotes, the text ``42`` looks like the number, and renderers read what
+        they can as JSON. Each text is looked at once, in the order of the calls.
+        """
+        offered = {tool.name: tool.parameters.properties for tool in tools}
+
+        @functools.cache
+        def texts_of(name: str) -> Iterator[str]:
+            answer = str(self._tokenizer.decode(body)).rpartition("</think>")[2]
+            return _texts_of_argument(name, answer)
+
+        return [
+            _restore_text(call, offered.get(call.function.name, {}), texts_of) for call in calls
+        ]
+
+
+def _restore_text(
+    call: RendererToolCall,
+    properties: Mapping[str, JSONSchema],
+    texts_of: Callable[[str], Iterator[str]],
+) -> RendererToolCall:
+    try:
+        values = json.loads(call.function.arguments)
+    except (TypeError, ValueError, RecursionError):  # the call has a parsing error
+        return call
+    read = {}
+    for name, value in values.items() if isinstance(values, dict) else ():
+        if not isinstance(value, str) and _wants_text(properties.get(name), value):
+            texts = (text for text in texts_of(name) if _reads_as(text, value))
+            read[name] = next(texts, value)
+    if not read:
+        return call
+    function = RendererToolCall.FunctionBody(
+        name=call.function.name, arguments=json.dumps({**values, **read})
+    )
+    return call.model_copy(update={"function": function})
+
 
 _KINDS: dict[type, set[str]] = {
     bool: {"boolean"},
@@ -288,28 +322,7 @@ _KINDS: dict[type, set[str]] = {
     list: {"array"},
     type(None): {"null"},
 }
-
-
-def _with_texts(
-    call: RendererToolCall, said: Sequence[tuple[str, str, str]], tools: Sequence[ToolInfo]
-) -> RendererToolCall:
-    """Return a call whose arguments are the policy's own text where the tool wants a string.
-
-    Without quotes, the text ``42`` looks like the number, and renderers read what they can as JSON.
-    """
-    offered = [tool.parameters.properties for tool in tools if tool.name == call.function.name]
-    if (
-        not said
-        or not offered
-        or not isinstance(values := json.loads(call.function.arguments), dict)
-    ):
-        return call
-    for name, value in values.items():
-        if not isinstance(value, str) and _wants_text(offered[0].get(name), value):
-            texts = (text for key, other, text in said if (key or other).strip() == name)
-            values[name] = next((text for text in texts if _reads_as(text, value)), value)
-    function = RendererToolCall.FunctionBody(name=call.function.name, arguments=json.dumps(values))
-    return call.model_copy(update={"function": function})
+"""Types of a schema that a value may have."""
 
 
 def _wants_text(schema: JSONSchema | None, value: Any) -> bool:
@@ -318,6 +331,18 @@ def _wants_text(schema: JSONSchema | None, value: Any) -> bool:
     for each in (schema.anyOf or [schema]) if schema else ():
         kinds.update(each.type if isinstance(each.type, list) else [each.type])
     return "string" in kinds and not kinds & {None, *_KINDS[type(value)]}
+
+
+def _texts_of_argument(name: str, text: str) -> Iterator[str]:
+    """Yield what stands where an argument of this name may be; in linear time, of any reply."""
+    for piece in text.split("</parameter>")[:-1]:  # Qwen3.5, Nemotron 3
+        _, given, said = piece.rpartition(f"<parameter={name}>")
+        if given:
+            yield said.strip()
+    for piece in text.split("</arg_value>")[:-1]:  # GLM 5
+        _, given, said = piece.rpartition(f"<arg_key>{name}</arg_key>")
+        if given:
+            yield said.lstrip().removeprefix("<arg_value>")
 
 
 def _reads_as(text: str, value: Any) -> bool:
