@@ -194,6 +194,16 @@ def test_a_string_is_the_text_that_was_sampled(name: str, value: str) -> None:
         assert as_json == json.loads(value)
 
 
+@pytest.mark.parametrize(("kind", "meant"), [("boolean", True), ("string", "True")])
+def test_a_boolean_may_be_written_as_templates_do(kind: Any, meant: object) -> None:
+    switch = BASH.model_copy(deep=True)
+    switch.parameters.properties["cmd"].type = kind
+    text = "</think>" + CALLING["qwen3_5"].replace("VALUE", "True")
+    assert only_call(sampled(text, name="qwen3_5", tools=[switch])).arguments == {"cmd": meant}
+    quoted = CALLING["qwen3_instruct"].replace("VALUE", '"True"')
+    assert only_call(sampled(quoted, tools=[switch])).arguments == {"cmd": "True"}
+
+
 @pytest.mark.parametrize(
     "where", ['{"cmd": "a\\ud83db"}', '{"c\\ud83d": 1}', '{"cmd": ["\\udfff"]}']
 )

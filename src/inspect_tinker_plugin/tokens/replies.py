@@ -268,14 +268,14 @@ class ReplyParser:
         for call in unparsed:
             parts = [_without(part, call.raw_text) for part in parts]
         if parsed:
-            parsed = rendering["tool_calls"] = self._restore_texts(parsed, body, tools)
+            parsed = rendering["tool_calls"] = self._fit_calls(parsed, body, tools)
         calls = read_calls(parsed, unparsed, tools)
         return _inspect_content(parts, bool(calls)), calls
 
-    def _restore_texts(
+    def _fit_calls(
         self, calls: Sequence[RendererToolCall], body: list[int], tools: Sequence[ToolInfo]
     ) -> list[RendererToolCall]:
-        """Return calls whose arguments are the policy's own text where the tool wants a string.
+        """Return calls whose arguments are read as the tool's schema has them.
 
         In formats without quotes, the text ``42`` looks like the number, and renderers read what
         they can as JSON. Each text is looked at once, in the order of the calls.
@@ -287,12 +287,10 @@ class ReplyParser:
             answer = str(self._tokenizer.decode(body)).rpartition("</think>")[2]
             return _texts_of_argument(name, answer)
 
-        return [
-            _restore_text(call, offered.get(call.function.name, {}), texts_of) for call in calls
-        ]
+        return [_fit_call(call, offered.get(call.function.name, {}), texts_of) for call in calls]
 
 
-def _restore_text(
+def _fit_call(
     call: RendererToolCall,
     properties: Mapping[str, JSONSchema],
     texts_of: Callable[[str], Iterator[str]],
@@ -303,7 +301,12 @@ def _restore_text(
         return call
     read = {}
     for name, value in values.items() if isinstance(values, dict) else ():
-        if not isinstance(value, str) and _wants_text(properties.get(name), value):
+        kinds = _find_kinds(properties.get(name))
+        if isinstance(value, str):
+            meant = _IN_PYTHON.get(value, value)
+            if "string" not in kinds and kinds & _KINDS[type(meant)] and value in texts_of(name):
+                read[name] = meant
+        elif "string" in kinds and not kinds & {None, *_KINDS[type(value)]}:
             texts = (text for text in texts_of(name) if _reads_as(text, value))
             read[name] = next(texts, value)
     if not read:
@@ -314,7 +317,11 @@ def _restore_text(
     return call.model_copy(update={"function": function})
 
 
+_IN_PYTHON = {"True": True, "False": False, "None": None}
+"""Values that the templates of Qwen3.5 and Nemotron 3 write in Python's way."""
+
 _KINDS: dict[type, set[str]] = {
+    str: {"string"},
     bool: {"boolean"},
     int: {"integer", "number"},
     float: {"number"},
@@ -325,12 +332,12 @@ _KINDS: dict[type, set[str]] = {
 """Types of a schema that a value may have."""
 
 
-def _wants_text(schema: JSONSchema | None, value: Any) -> bool:
-    """Whether a parameter is a string, and cannot be what the value is."""
+def _find_kinds(schema: JSONSchema | None) -> set[str | None]:
+    """Return the types that a parameter may have; ``None`` among them stands for any."""
     kinds: set[str | None] = set()
     for each in (schema.anyOf or [schema]) if schema else ():
         kinds.update(each.type if isinstance(each.type, list) else [each.type])
-    return "string" in kinds and not kinds & {None, *_KINDS[type(value)]}
+    return kinds
 
 
 def _texts_of_argument(name: str, text: str) -> Iterator[str]:
