@@ -250,6 +250,8 @@ class Finding:
     def __post_init__(self) -> None:
         if not _CODE.fullmatch(self.code):
             raise ValueError(f"{self.code!r} is no code: write words-with-hyphens")
+        if self.severity not in [*Severity]:
+            raise ValueError(f"{self.severity!r} is no severity; there is {', '.join(Severity)}")
         object.__setattr__(self, "severity", Severity(self.severity))
 
 

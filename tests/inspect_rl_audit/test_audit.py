@@ -170,15 +170,15 @@ async def cancels(audit):
     task.cancel()
     await task
 
-async def replies(audit):
-    def reply(request):
+async def plays(audit):
+    def reply(*turn):
         raise KeyError("level")
     await audit.stage.run([Play(policy="one", sample=each, reply=reply) for each in audit.chosen])
 
 async def exaggerates(audit):
     return [Finding(code="so-bad", severity="terrible", message="Too bad.")]
 
-PROBES = (raises, forgets, exits, cancels, replies, exaggerates)
+PROBES = (raises, forgets, exits, cancels, plays, exaggerates)
 
 @hookimpl
 def inspect_rl_audit_probes():
@@ -197,7 +197,7 @@ def test_a_probe_that_fails_stops_no_other(tmp_path: Path) -> None:
     install(tmp_path, "broken_probes", BROKEN, version="3.1")
     (tmp_path / "task.py").write_text(TASK_FILE)
     command = ["audit", "task.py", "--out", "out", "--json", "--fail-on", "never"]
-    names = ["raises", "forgets", "exits", "cancels", "replies", "exaggerates", "gold"]
+    names = ["raises", "forgets", "exits", "cancels", "plays", "exaggerates", "gold"]
     for name in names:
         command += ["--probe", name]
     done = Command(*command, cwd=tmp_path, prepare=partial(find_packages_in, tmp_path)).wait(300)
@@ -208,8 +208,8 @@ def test_a_probe_that_fails_stops_no_other(tmp_path: Path) -> None:
         ("forgets", "TypeError: it gave None, not a sequence of Finding"),
         ("exits", "SystemExit: 0"),
         ("cancels", "CancelledError: "),
-        ("replies", f"KeyError: 'level' ({tmp_path / 'broken_probes.py'}:"),
-        ("exaggerates", "ValueError: 'terrible' is not a valid Severity"),
+        ("plays", f"KeyError: 'level' ({tmp_path / 'broken_probes.py'}:"),
+        ("exaggerates", "ValueError: 'terrible' is no severity; there is high, "),
     ):
         assert f"probe {name!r} {of_plugin} {how}" in done.stderr
     report = json.loads(done.stdout)
