@@ -105,15 +105,14 @@ async def asks_in_a_role(state: TaskState, generate: Generate) -> TaskState:
         turns=4,
         scores={"exact": "C"},
         holds=lambda trace: (
-            [request["options"].get("temperature") for request in trace.requests]
-            == [None, 0.5, None, 0.5]
+            [request["options"].get("seed") for request in trace.requests] == [None, 8, None, 8]
         ),
     ),
 )
 def options_of_the_task_in_a_role() -> Task:
     return Task(
         dataset=[greeting()],
-        config=GenerateConfig(temperature=0.5),
+        config=GenerateConfig(seed=8),
         solver=asks_in_a_role(),
         scorer=exact(),
     )
