@@ -299,11 +299,14 @@ def _fit_call(
         values = json.loads(call.function.arguments)
     except (TypeError, ValueError, RecursionError):  # the call has a parsing error
         return call
-    read = {}
+    read: dict[str, Any] = {}
     for name, value in values.items() if isinstance(values, dict) else ():
+        is_text = isinstance(value, str)
+        if is_text and value not in _IN_PYTHON:
+            continue
         kinds = _find_kinds(properties.get(name))
-        if isinstance(value, str):
-            meant = _IN_PYTHON.get(value, value)
+        if is_text:
+            meant = _IN_PYTHON[value]
             if "string" not in kinds and kinds & _KINDS[type(meant)] and value in texts_of(name):
                 read[name] = meant
         elif "string" in kinds and not kinds & {None, *_KINDS[type(value)]}:
@@ -321,7 +324,6 @@ _IN_PYTHON = {"True": True, "False": False, "None": None}
 """Values that the templates of Qwen3.5 and Nemotron 3 write in Python's way."""
 
 _KINDS: dict[type, set[str]] = {
-    str: {"string"},
     bool: {"boolean"},
     int: {"integer", "number"},
     float: {"number"},
@@ -329,7 +331,7 @@ _KINDS: dict[type, set[str]] = {
     list: {"array"},
     type(None): {"null"},
 }
-"""Types of a schema that a value may have."""
+"""Types of a schema that a value, other than a text, may have."""
 
 
 def _find_kinds(schema: JSONSchema | None) -> set[str | None]:
