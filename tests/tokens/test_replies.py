@@ -178,10 +178,12 @@ def test_a_malformed_call_with_long_blanks_does_not_hold_up_the_others(
     assert only_call(output).parse_error is not None
 
 
-@pytest.mark.parametrize("value", ["42", "4.20", "true", '{"a":  [1]}', "two words"])
+@pytest.mark.parametrize(
+    "value", ["42", "4.20", "true", '{"a":  [1]}', "two words", '"</think>"', "    indented\n"]
+)
 @pytest.mark.parametrize("name", ["qwen3_5", "nemotron3", "glm5_3"])
 def test_a_string_is_the_text_that_was_sampled(name: str, value: str) -> None:
-    """These formats have no quotes, and their renderers read as JSON what they can."""
+    """These formats have no quotes; their renderers read JSON where they can, and strip texts."""
     said = CALLING["qwen3_5"]
     if name == "glm5_3":
         said = "<tool_call>bash<arg_key>cmd</arg_key><arg_value>VALUE</arg_value></tool_call>"
@@ -189,7 +191,7 @@ def test_a_string_is_the_text_that_was_sampled(name: str, value: str) -> None:
     assert only_call(sampled(text, name=name)).arguments == {"cmd": value}
     number = BASH.model_copy(deep=True)
     number.parameters.properties["cmd"].type = "number"
-    if value != "two words":
+    if value[:3] not in ("two", "   "):
         (as_json,) = only_call(sampled(text, name=name, tools=[number])).arguments.values()
         assert as_json == json.loads(value)
 

@@ -277,16 +277,12 @@ class ReplyParser:
     ) -> list[RendererToolCall]:
         """Return calls whose arguments are read as the tool's schema has them.
 
-        In formats without quotes, the text ``42`` looks like the number, and renderers read what
-        they can as JSON. Each text is looked at once, in the order of the calls.
+        In formats without quotes, the text ``42`` looks like the number. Renderers read what they
+        can as JSON, and strip texts. Each text is looked at once, in the order of the calls.
         """
         offered = {tool.name: tool.parameters.properties for tool in tools}
-
-        @functools.cache
-        def texts_of(name: str) -> Iterator[str]:
-            answer = str(self._tokenizer.decode(body)).rpartition("</think>")[2]
-            return _texts_of_argument(name, answer)
-
+        said = str(self._tokenizer.decode(body))
+        texts_of = functools.cache(functools.partial(_texts_of_argument, text=said))
         return [_fit_call(call, offered.get(call.function.name, {}), texts_of) for call in calls]
 
 
@@ -301,17 +297,16 @@ def _fit_call(
         return call
     read: dict[str, Any] = {}
     for name, value in values.items() if isinstance(values, dict) else ():
-        is_text = isinstance(value, str)
-        if is_text and value not in _IN_PYTHON:
-            continue
         kinds = _find_kinds(properties.get(name))
-        if is_text:
+        is_text = isinstance(value, str)
+        if "string" in kinds and (is_text or not kinds & {None, *_KINDS[type(value)]}):
+            said = next((text for text in texts_of(name) if _reads_as(text, value)), value)
+            if said != value:
+                read[name] = said
+        elif is_text and value in _IN_PYTHON:
             meant = _IN_PYTHON[value]
-            if "string" not in kinds and kinds & _KINDS[type(meant)] and value in texts_of(name):
+            if kinds & _KINDS[type(meant)] and value in map(str.strip, texts_of(name)):
                 read[name] = meant
-        elif "string" in kinds and not kinds & {None, *_KINDS[type(value)]}:
-            texts = (text for text in texts_of(name) if _reads_as(text, value))
-            read[name] = next(texts, value)
     if not read:
         return call
     function = RendererToolCall.FunctionBody(
@@ -336,10 +331,11 @@ _KINDS: dict[type, set[str]] = {
 
 def _find_kinds(schema: JSONSchema | None) -> set[str | None]:
     """Return the types that a parameter may have; ``None`` among them stands for any."""
-    kinds: set[str | None] = set()
-    for each in (schema.anyOf or [schema]) if schema else ():
-        kinds.update(each.type if isinstance(each.type, list) else [each.type])
-    return kinds
+    if schema is None:
+        return set()
+    if schema.anyOf:
+        return set[str | None]().union(*map(_find_kinds, schema.anyOf))
+    return set(schema.type if isinstance(schema.type, list) else [schema.type])
 
 
 def _texts_of_argument(name: str, text: str) -> Iterator[str]:
@@ -347,7 +343,7 @@ def _texts_of_argument(name: str, text: str) -> Iterator[str]:
     for piece in text.split("</parameter>")[:-1]:  # Qwen3.5, Nemotron 3
         _, given, said = piece.rpartition(f"<parameter={name}>")
         if given:
-            yield said.strip()
+            yield said.removeprefix("\n").removesuffix("\n")
     for piece in text.split("</arg_value>")[:-1]:  # GLM 5
         _, given, said = piece.rpartition(f"<arg_key>{name}</arg_key>")
         if given:
@@ -355,8 +351,9 @@ def _texts_of_argument(name: str, text: str) -> Iterator[str]:
 
 
 def _reads_as(text: str, value: Any) -> bool:
+    """Return whether a renderer reads a text as a value: without white space, or as JSON."""
     try:
-        return json.dumps(json.loads(text)) == json.dumps(value)
+        return value in (text, text.strip()) or json.dumps(json.loads(text)) == json.dumps(value)
     except (ValueError, RecursionError):
         return False
 
