@@ -17,6 +17,7 @@ from tests.evaluate.test_provider import Client, write_run
 
 from inspect_tinker_plugin import as_rl_dataset
 from inspect_tinker_plugin.cli.main import rl
+from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.hooks import SampleStage
 from inspect_tinker_plugin.evaluate.overlap import (
     IMITATED,
@@ -168,6 +169,16 @@ async def test_a_run_without_a_record_says_so(
     log = await evaluate(write_run(tmp_path / "run"), tmp_path / "logs")
     assert "has no trained.jsonl" in caplog.text
     assert "trained_on" not in log.metadata
+
+
+@pytest.mark.parametrize("row", [{"step": 1}, {"step": "x", "samples": {}}, {"samples": {"h": 1}}])
+def test_a_record_of_another_form_says_nothing(tmp_path: Path, row: dict[str, Any]) -> None:
+    take(tmp_path, range(1))
+    with (tmp_path / "trained.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    for read in (read_trained, lambda run: TrainingRecord(run, 1)):
+        with pytest.raises(ConfigError, match="no record of what was trained on"):
+            read(tmp_path)
 
 
 def test_the_command_lists_the_overlap_beforehand(tmp_path: Path) -> None:

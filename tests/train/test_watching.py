@@ -24,7 +24,7 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 from inspect_tinker_plugin import as_rl_dataset
 from inspect_tinker_plugin.cli.main import rl
 from inspect_tinker_plugin.logs.staging import GroupSlot, LogRun, runs_in
-from inspect_tinker_plugin.rl.hooks import LIVE, LiveRollouts
+from inspect_tinker_plugin.rl.hooks import LIVE, LiveRollout, LiveRollouts
 from inspect_tinker_plugin.testing import ScriptedPolicy, load_renderer
 from inspect_tinker_plugin.train.history import METRICS, REPORT, REWARD, ROLLOUT_LOGS, RUN, TEST
 from inspect_tinker_plugin.train.progress import RunState, read_state, show_progress, watchable
@@ -82,8 +82,8 @@ async def test_a_rollout_is_shown_until_it_ends(run: Path, cancelled: bool) -> N
         state = await until(run, lambda state: bool(state.ended and state.running))
         assert state.trained
         [rollout] = state.running
-        assert (rollout["task"], rollout["sample"], rollout["epoch"]) == ("words", "w1", 2)
-        assert rollout["turns"] == 1
+        assert (rollout.task, rollout.sample, rollout.epoch) == ("words", "w1", 2)
+        assert rollout.turns == 1
         shown = watched(str(run), "--once")
         assert "1 step done, training" in shown
         assert "1 rollout running" in shown
@@ -95,7 +95,7 @@ async def test_a_rollout_is_shown_until_it_ends(run: Path, cancelled: bool) -> N
             gate.set()
             await group
         state = await until(run, lambda state: not state.running)
-        assert [each["reward"] for each in state.ended] == [1.0] * (1 if cancelled else 2)
+        assert [each.reward for each in state.ended] == [1.0] * (1 if cancelled else 2)
     assert not (run / LIVE).exists()
     assert "not training now" in watched(str(run))
 
@@ -114,7 +114,7 @@ def test_a_worker_says_that_its_rollouts_have_ended(run: Path) -> None:
             asyncio.run(begin_and_end(live, end=end))
         state = read_state(run)
     assert state.running == []
-    assert [rollout["reward"] for rollout in state.ended] == [0.5]
+    assert [rollout.reward for rollout in state.ended] == [0.5]
 
 
 def test_what_a_dead_process_has_left_is_not_shown(run: Path) -> None:
@@ -125,10 +125,19 @@ def test_what_a_dead_process_has_left_is_not_shown(run: Path) -> None:
         file.write_text(json.dumps(about))
         assert read_state(run).running == []
         file.write_text(json.dumps({**about, "host": "another-node"}))
-        assert read_state(run).running == [rollout]
+        assert read_state(run).running == [LiveRollout.model_validate(rollout)]
         file.write_text(json.dumps({**about, "pid": os.getpid()}))
         os.utime(file, (1.0, 1.0))  # written before the process with its number began
         assert read_state(run).running == []
+
+
+@pytest.mark.parametrize("name", ["trainer.json", "worker.json"])
+@pytest.mark.parametrize("wrong", ["[1]", "{}", '"running": [{}]', '"ended": 0', '"pid": "x"'])
+def test_a_file_of_another_form_is_not_shown(run: Path, name: str, wrong: str) -> None:
+    about = f'"host": "{os.uname().nodename}", "pid": {os.getpid()}'
+    with watchable(run):
+        (run / LIVE / name).write_text(f"{{{about}, {wrong}}}" if ":" in wrong else wrong)
+        assert "1 step done" in watched(str(run), "--once")
 
 
 def test_a_terminal_obeys_nothing_that_a_sample_or_an_error_says(run: Path) -> None:

@@ -55,7 +55,7 @@ class TrainingRecord:
 
     def __init__(self, run: Path, first_step: int) -> None:
         self._path = run / TRAINED
-        rows = [row for row in read_rows(self._path) if int(row["step"]) < first_step]
+        rows = [row for row in _read_record(self._path) if row["step"] < first_step]
         write_whole(self._path, "".join(json.dumps(row) + "\n" for row in rows))
         self._known = {each for row in rows for each in row["samples"]}
 
@@ -83,10 +83,18 @@ def read_trained(run: Path, step: int | None = None) -> dict[str, str | int]:
         raise ConfigError(
             f"the run {run} has no {TRAINED}, so it is not known what it was trained on"
         )
-    for row in read_rows(run / TRAINED):
-        if step is None or int(row["step"]) < step:
+    for row in _read_record(run / TRAINED):
+        if step is None or row["step"] < step:
             found |= row["samples"]
     return found
+
+
+def _read_record(path: Path) -> list[dict[str, Any]]:
+    rows = read_rows(path)
+    for row in rows:
+        if not (isinstance(row.get("step"), int) and isinstance(row.get("samples"), dict)):
+            raise ConfigError(f"{path} has a line that is no record of what was trained on: {row}")
+    return rows
 
 
 def was_trained_on(sample: Sample | EvalSample, trained: Ids) -> bool:

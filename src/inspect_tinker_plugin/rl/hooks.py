@@ -22,6 +22,7 @@ from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelOutput
 from inspect_ai.util import registry_info
+from pydantic import BaseModel, Field
 
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult, Outcome, TurnRequest
 from inspect_tinker_plugin.contracts.errors import PluginError
@@ -225,13 +226,35 @@ _RECENT = 10
 """Rollouts that are kept after their end."""
 
 
+class LiveRollout(BaseModel):
+    """A rollout that runs, or has ended."""
+
+    task: str
+    sample: Any  # an id; like the text of an error, not always what a strict reader takes
+    epoch: int
+    turns: int = 0
+    started: float
+    ended: float = 0.0
+    reward: float | None = None
+    error: Any = None
+
+
+class LiveFile(BaseModel):
+    """What a process of a run has written."""
+
+    host: str = Field(default_factory=socket.gethostname)
+    pid: int = Field(default_factory=os.getpid)
+    running: list[LiveRollout] = []
+    ended: list[LiveRollout] = []
+
+
 class LiveRollouts:
     """The rollouts of this process, written about once per second while they change."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / f"{socket.gethostname()}-{os.getpid()}.json"
-        self._running: dict[str, dict[str, Any]] = {}
-        self._ended: deque[dict[str, Any]] = deque(maxlen=_RECENT)
+        self._running: dict[str, LiveRollout] = {}
+        self._ended: deque[LiveRollout] = deque(maxlen=_RECENT)
         self._planned: asyncio.AbstractEventLoop | None = None
 
     @classmethod
@@ -242,19 +265,15 @@ class LiveRollouts:
 
     def start(self, episode: str, *, task: str, sample: int | str | None, epoch: int) -> None:
         """Note that an episode has begun."""
-        self._running[episode] = {
-            "task": task,
-            "sample": sample,
-            "epoch": epoch,
-            "turns": 0,
-            "started": time.time(),
-        }
+        self._running[episode] = LiveRollout(
+            task=task, sample=sample, epoch=epoch, started=time.time()
+        )
         self._plan()
 
     def count_turn(self, episode: str) -> None:
         """Note that the policy has answered a call."""
         if (rollout := self._running.get(episode)) is not None:
-            rollout["turns"] += 1
+            rollout.turns += 1
             self._plan()
 
     def end(self, episode: str, reward: float | None = None, error: str | None = None) -> None:
@@ -262,7 +281,8 @@ class LiveRollouts:
         if (rollout := self._running.pop(episode, None)) is None:
             return
         if reward is not None or error is not None:
-            self._ended.append({**rollout, "reward": reward, "error": error, "ended": time.time()})
+            rollout.reward, rollout.error, rollout.ended = reward, error, time.time()
+            self._ended.append(rollout)
         self._plan()
 
     def _plan(self) -> None:
@@ -276,11 +296,6 @@ class LiveRollouts:
 
     def _write(self) -> None:
         self._planned = None
-        about = {
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "running": list(self._running.values()),
-            "ended": list(self._ended),
-        }
+        about = LiveFile(running=list(self._running.values()), ended=list(self._ended))
         with suppress(OSError):  # the training has ended
-            write_whole(self._path, json.dumps(about, default=str))
+            write_whole(self._path, json.dumps(about.model_dump(), default=str))

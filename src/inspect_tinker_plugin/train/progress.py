@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import shutil
 import socket
@@ -30,7 +29,7 @@ from rich.text import Text
 from inspect_tinker_plugin.contracts.wording import clean_text, counted
 from inspect_tinker_plugin.logs.staging import list_folder, runs_in
 from inspect_tinker_plugin.processes.journal import parse_rows
-from inspect_tinker_plugin.rl.hooks import LIVE
+from inspect_tinker_plugin.rl.hooks import LIVE, LiveFile, LiveRollout
 from inspect_tinker_plugin.train.history import (
     EVALUATION,
     LOSS,
@@ -271,8 +270,7 @@ def watchable(log_dir: Path) -> Iterator[None]:
     folder = log_dir / LIVE
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
-    trainer = {"host": socket.gethostname(), "pid": os.getpid()}
-    (folder / _TRAINER).write_text(json.dumps(trainer), encoding="utf-8")
+    (folder / _TRAINER).write_text(json.dumps(LiveFile().model_dump()), encoding="utf-8")
     try:
         yield
     finally:
@@ -291,9 +289,9 @@ class RunState:
     """What is rolled out, the groups that have ended, and all groups; of unfinished logs."""
     curve: str
     """The reward of all steps."""
-    running: list[dict[str, Any]] = field(default_factory=list)
+    running: list[LiveRollout] = field(default_factory=list)
     """Rollouts, the oldest first."""
-    ended: list[dict[str, Any]] = field(default_factory=list)
+    ended: list[LiveRollout] = field(default_factory=list)
     """Rollouts that have ended, the last first."""
 
 
@@ -306,12 +304,12 @@ def read_state(log_dir: Path) -> RunState:
         for attempt in run.attempts()
     ]
     trainer, *files = [_read(log_dir / LIVE / _TRAINER), *map(_read, _files(log_dir))]
-    state = RunState(bool(trainer), read_steps(log_dir), batches, reward_curve(log_dir))
-    for file in files if trainer else ():
-        state.running += file.get("running", ())
-        state.ended += file.get("ended", ())
-    state.running.sort(key=lambda rollout: rollout["started"])
-    state.ended.sort(key=lambda rollout: -rollout["ended"])
+    state = RunState(trainer is not None, read_steps(log_dir), batches, reward_curve(log_dir))
+    for file in filter(None, files if trainer else ()):
+        state.running += file.running
+        state.ended += file.ended
+    state.running.sort(key=lambda rollout: rollout.started)
+    state.ended.sort(key=lambda rollout: -rollout.ended)
     return state
 
 
@@ -324,22 +322,22 @@ _SET_CLOCK = 60
 """Seconds by which the clock may have been set since a process began."""
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """Return what a process has written; nothing if it is not there or has ended."""
+def _read(path: Path) -> LiveFile | None:
+    """Return what a process has written; nothing if it is not there, no such file, or has ended."""
     try:
         written = path.stat().st_mtime
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    if found["host"] != socket.gethostname():
+        found = LiveFile(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, TypeError, ValueError):
+        return None
+    if found.host != socket.gethostname():
         return found
     try:  # a process that began after this was written has only got the same number
-        began = psutil.Process(found["pid"]).create_time()
-    except psutil.NoSuchProcess:
-        return {}
+        began = psutil.Process(found.pid).create_time()
+    except (psutil.NoSuchProcess, ValueError):
+        return None
     except psutil.AccessDenied:
         return found
-    return found if began < written + _SET_CLOCK else {}
+    return found if began < written + _SET_CLOCK else None
 
 
 def show_state(state: RunState, *, rows: int = 12) -> RenderableType:
@@ -371,10 +369,9 @@ def show_state(state: RunState, *, rows: int = 12) -> RenderableType:
     if state.ended:
         table = _table("last ended", "task", "sample", "reward")
         for rollout in state.ended[:rows]:
-            reward = rollout["reward"]
-            error = " ".join(str(rollout["error"]).split())
-            outcome = f"{reward:.3f}" if reward is not None else error[:60]
-            _add(table, rollout, rollout["ended"], outcome)
+            error = " ".join(str(rollout.error).split())
+            outcome = f"{rollout.reward:.3f}" if rollout.reward is not None else error[:60]
+            _add(table, rollout, rollout.ended, outcome)
         shown.append(table)
     return Group(*shown)
 
@@ -400,8 +397,7 @@ def _table(title: str, *columns: str) -> Table:
     return Table(*columns, "turns", "seconds", title=title, title_justify="left", box=None)
 
 
-def _add(table: Table, rollout: dict[str, Any], until: float, *outcome: str) -> None:
-    sample = f"{rollout['sample']} ({rollout['epoch']})"
-    seconds = f"{until - rollout['started']:.0f}"
-    cells = [str(rollout["task"]), sample, *outcome, str(rollout["turns"]), seconds]
+def _add(table: Table, rollout: LiveRollout, until: float, *outcome: str) -> None:
+    sample, seconds = f"{rollout.sample} ({rollout.epoch})", f"{until - rollout.started:.0f}"
+    cells = [rollout.task, sample, *outcome, str(rollout.turns), seconds]
     table.add_row(*(Text(clean_text(cell)) for cell in cells))
