@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from click.testing import CliRunner
 from tests.evaluate.test_provider import Client, model
@@ -299,6 +300,33 @@ async def test_a_response_that_was_cut_is_incomplete() -> None:
     for each in (whole, last.response):
         assert each.status == "incomplete"
         assert each.incomplete_details.reason == "max_output_tokens"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("api", ["chat/completions", "responses", "messages"])
+async def test_nothing_is_sampled_for_a_client_that_has_left(api: str, stream: bool) -> None:
+    began, left = asyncio.Event(), asyncio.Event()
+
+    class Slow(Client):
+        async def sample(self, *args: Any, **further: Any) -> Any:
+            began.set()
+            try:
+                await asyncio.sleep(600)
+            except asyncio.CancelledError:
+                left.set()
+                raise
+
+    said = {"input": "Say plum."} if api == "responses" else {"messages": ASK, "max_tokens": 9}
+    body = {"model": "any", "stream": stream, **said}
+    async with served(Slow()) as address, aiohttp.ClientSession() as session:
+        asking = asyncio.ensure_future(session.post(f"{address}/v1/{api}", json=body))
+        async with asyncio.timeout(60):
+            await began.wait()
+            asking.cancel()
+            await session.close()
+            await left.wait()
+            while any("Model" in repr(task) for task in asyncio.all_tasks()):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, TypeError])

@@ -130,7 +130,11 @@ class ModelApi:
         except ValueError as ex:  # no address
             return await _refuse(client, wire, _failure(ex))
         if request is not None:
-            await _respond(client, wire, request.method, await self.answer(request))
+            await self._reply(client, wire, request)
+
+    async def _reply(self, client: Client, wire: h11.Connection, request: Request) -> None:
+        """Answer a request, also if its client has left: the task waits for the model, too."""
+        await _respond(client, wire, request.method, await self.answer(request))
 
     async def _receive(
         self, client: Client, wire: h11.Connection, body: bytearray

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import count
 from logging import getLogger
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -99,7 +100,7 @@ OF_INSPECT = frozenset(
 """Options that Inspect carries out itself, or that concern features that no model here has."""
 
 _MOST_OUTSIDE = 1_000
-"""Turns outside of samples after which their token tree is begun anew."""
+"""Requests outside of samples after which their token tree starts again."""
 
 
 class TinkerAPI(ModelAPI):
@@ -169,6 +170,7 @@ class TinkerAPI(ModelAPI):
         self._context: DatasetRenderer | None = None
         self._trees: WeakKeyDictionary[Any, EpisodeTokens] = WeakKeyDictionary()
         self._asked = 0
+        self._outside = count(1)
 
     async def generate(
         self,
@@ -275,7 +277,7 @@ class TinkerAPI(ModelAPI):
         sample = internals.current_sample()
         owner = self if sample is None else sample
         tree = self._trees.get(owner)
-        if tree is None or (sample is None and len(tree.turns) >= _MOST_OUTSIDE):
+        if tree is None or (sample is None and not next(self._outside) % _MOST_OUTSIDE):
             tree = self._trees[owner] = EpisodeTokens(
                 context,
                 task="(none)" if sample is None else sample.task,

@@ -6,21 +6,31 @@ tool calls and reasoning that an eval has.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
 import anyio
 import anyio.abc
+import h11
 import tinker
 from inspect_ai.agent import agent_bridge
 from inspect_ai.model import Model
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.agents import dialects
-from inspect_tinker_plugin.agents.api import PROVIDER_ERROR, ModelApi, Request, Response, is_local
+from inspect_tinker_plugin.agents.api import (
+    PROVIDER_ERROR,
+    Client,
+    ModelApi,
+    Request,
+    Response,
+    is_local,
+)
 from inspect_tinker_plugin.contracts.errors import ConfigError, EpisodeError
 from inspect_tinker_plugin.episode.model import RequestRefusedError
 
@@ -99,6 +109,22 @@ class ServedModel(ModelApi):
             listed = {"id": str(self._model), "object": "model", "created": 0, "owned_by": "tinker"}
             return Response(200, json.dumps({"object": "list", "data": [listed]}).encode())
         return await super().answer(request)
+
+    async def _reply(self, client: Client, wire: h11.Connection, request: Request) -> None:
+        """Answer a request until its client leaves: nothing is sampled for nobody."""
+
+        async def wait_for_end() -> None:
+            with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+                while True:
+                    await client.receive()
+            scope.cancel()
+
+        with anyio.CancelScope() as scope:
+            leaving = asyncio.ensure_future(wait_for_end())
+            try:
+                await super()._reply(client, wire, request)
+            finally:
+                leaving.cancel()
 
     def _is_allowed(self, request: Request) -> bool:
         if self._token is None:
