@@ -246,7 +246,12 @@ def test_clocks_and_the_policy_s_name_do_not_count(tasks: Path) -> None:
 
 @pytest.mark.parametrize(
     ("args", "message"),
-    [(["missing.py@plain"], "missing.py"), (["TASKS@nothing"], "nothing")],
+    [
+        (["missing.py@plain"], "missing.py"),
+        (["TASKS@nothing"], "nothing"),
+        (["TASKS@plain", "--model-role", "grader=nosuch/model"], "nosuch/model"),
+        (["TASKS@plain", "--cost-limit", "1"], "cost_limit needs prices"),
+    ],
 )
 def test_bad_input_is_one_line(tasks: Path, args: list[str], message: str) -> None:
     result = run(*[arg.replace("TASKS", str(tasks)) for arg in args])

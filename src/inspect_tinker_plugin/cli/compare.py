@@ -98,6 +98,7 @@ def check(**choices: Any) -> None:
     they differ, or a run shows nothing because both sides failed, the script ran out, the solver
     did not end or the policy would be the grader; 2 wrong usage.
     """
+    os.environ.setdefault("INSPECT_DISPLAY", "none")  # of the evals; read when first asked for
     reports: list[ParityReport] = []
     interrupted = False
     try:
@@ -133,26 +134,22 @@ async def _print_runs(
 def _plan_runs(choices: dict[str, Any]) -> list[Callable[[], Awaitable[ParityReport]]]:
     """Load the task, and return what runs one sample on one side, in order."""
     from inspect_tinker_plugin.options import DatasetOptions
-    from inspect_tinker_plugin.tasks.loading import find_providers
     from inspect_tinker_plugin.tasks.samples import select_samples
     from inspect_tinker_plugin.testing import check_parity_async
     from inspect_tinker_plugin.testing.replies import default_script, read_script
-    from inspect_tinker_plugin.testing.sides import Conditions
+    from inspect_tinker_plugin.testing.sides import Conditions, make_runner
 
     make_solver = solver_maker(choices)
     options = DatasetOptions(**dataset_choices("check", choices, limit=SAMPLES))
-    find_providers(options.sandbox)  # raises for an unknown name
+    how = Conditions(
+        options=options, solver=make_solver, sandbox=options.sandbox, timeout=choices["timeout"]
+    )
     episodes = read_script(choices["script"]) if choices["script"] else []
     resolved = load_task(choices, options.model_roles)
+    make_runner(resolved.task, how, keep_log=False)  # raises for what no run could have
     source = partial(_make_again, resolved, options.model_roles)
 
     async def run(sample: Sample, script: Script, side: Side) -> ParityReport:
-        how = Conditions(
-            options=options,
-            solver=make_solver,
-            sandbox=options.sandbox,
-            timeout=choices["timeout"],
-        )
         [report] = await check_parity_async(
             source, script=script, samples=[sample], how=how, side=side, ignore=choices["ignore"]
         )
