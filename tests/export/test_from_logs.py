@@ -559,8 +559,6 @@ def test_the_command_says_what_it_wrote_and_left_out(tmp_path: Path) -> None:
         (["--from-logs", "x", "--limit", "3"], "--limit does not go with --from-logs"),
         (["--from-logs", "x", "-T", "a=1"], "-T does not go with --from-logs"),
         (["toy.py", "--best", "3"], "--best goes only with --from-logs"),
-        (["--from-logs", "x", "--threshold", "1"], "goes only with --as rejection or rewards"),
-        (["--from-logs", "x", "--as", "rewards", "--pairs", "2"], "only with --as preference"),
         (["toy.py", "--as", "sft"], "--as goes only with --from-logs"),
         (["one.py", "two.py"], "one TASK, or --from-logs LOGS..."),
         (["--from-logs", "x", "--split", "test"], "expected NAME=SHARE such as test=10%"),
@@ -573,6 +571,25 @@ def test_options_that_would_do_nothing_are_refused(
     status, said = command(*arguments, "-o", str(tmp_path / "out"))
     assert status == 2
     assert message in said
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"threshold": 0.5}, "threshold does nothing for sft, only for rejection or rewards"),
+        ({"form": "rewards", "pairs": 2}, "pairs does nothing for rewards, only for preference"),
+        ({"form": "preference", "best": 2}, "best does nothing for preference"),
+    ],
+)
+def test_choices_that_do_nothing_for_the_rows_are_refused(
+    choices: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Choice(**choices)
+    words = [word for name, value in choices.items() for word in (f"--{name}", str(value))]
+    words = ["--as" if word == "--form" else word for word in words]
+    status, said = command("--from-logs", "x", *words, "-o", str(tmp_path / "out"))
+    assert (status, message in said) == (1, True)
 
 
 def test_an_upload_that_fails_leaves_the_export(

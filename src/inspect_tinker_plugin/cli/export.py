@@ -82,14 +82,6 @@ _OF_LOGS: dict[str, dict[str, Any]] = {
 }
 """How the options that go with --from-logs only are written."""
 
-_OF_FORMS = {
-    "best": ("sft", "rejection", "rewards"),
-    "threshold": ("rejection", "rewards"),
-    "margin": ("preference",),
-    "pairs": ("preference",),
-}
-"""Options of logs that do nothing for other forms of rows than these."""
-
 
 class _Layouts(click.Choice):  # type: ignore[type-arg]  # click 8.1 has no Choice[str]
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -180,7 +172,7 @@ def export_command(ctx: click.Context, /, output: Path, **choices: Any) -> None:
 
 
 def _refuse_options_without_effect(ctx: click.Context, *, from_logs: bool) -> None:
-    """Refuse options that would do nothing: those of logs for a task, or of other rows."""
+    """Refuse options that would do nothing: those of logs for a task, or the other way round."""
     of_tasks = {each.name for each in declared_options() if "export" in each.commands} | _OF_TASKS
     of_the_other = of_tasks if from_logs else _OF_LOGS.keys()
     for each in ctx.command.params:
@@ -190,8 +182,6 @@ def _refuse_options_without_effect(ctx: click.Context, *, from_logs: bool) -> No
         if name in of_the_other:
             goes = "does not go with" if from_logs else "goes only with"
             raise click.UsageError(f"{each.opts[0]} {goes} --from-logs.")
-        if ctx.params["form"] not in (forms := _OF_FORMS.get(name, FORMS)):
-            raise click.UsageError(f"{each.opts[0]} goes only with --as {' or '.join(forms)}.")
 
 
 def _export_task(output: Path, choices: dict[str, Any]) -> tuple[ExportReport, list[str]]:

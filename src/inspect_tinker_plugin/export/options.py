@@ -67,6 +67,15 @@ class ExportOptions:
             raise ConfigError(f"unknown layout {self.layout!r}; there is {', '.join(LAYOUTS)}.")
 
 
+_OF_FORMS: dict[str, tuple[Form, ...]] = {
+    "best": ("sft", "rejection", "rewards"),
+    "threshold": ("rejection", "rewards"),
+    "margin": ("preference",),
+    "pairs": ("preference",),
+}
+"""Choices that do nothing for other forms of rows than these."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Choice:
     """The choice of logged samples and runs."""
@@ -111,6 +120,10 @@ class Choice:
         for name in ("min_score", "max_score", "threshold", "margin"):
             if (value := getattr(self, name)) != value:
                 raise ConfigError(f"{name} is {value}, which is not a number")
+        for name, forms in _OF_FORMS.items():
+            if getattr(self, name) != getattr(Choice, name) and self.form not in forms:
+                rows = " or ".join(forms)
+                raise ConfigError(f"{name} does nothing for {self.form}, only for {rows}")
 
     def why_not(self, entry: Entry) -> str | None:
         """Say why a sample is left out; ``None`` when it is not."""
