@@ -24,6 +24,7 @@ from inspect_tinker_plugin.plugins import (
     build,
     counted,
     default_plugins,
+    first_error,
     place_in_code,
 )
 from inspect_tinker_plugin.processes import alone_in
@@ -147,8 +148,8 @@ async def _run_probe(name: str, probe: Probe, context: AuditContext) -> list[Fin
         named = name.split("(")[0]
         givers = [p for p in default_plugins().plugins if named in p.hooks.get(HOOK, ())]
         origin = "".join(f" of plugin {each.name!r} ({each.label})" for each in givers)
-        while isinstance(error, ExceptionGroup):
-            error = error.exceptions[0]
+        if isinstance(error, Exception):
+            error = first_error(error)
         message = f"probe {name!r}{origin} raised {type(error).__name__}: {error}"[:600]
         message += place_in_code(error, skipping=("/asyncio/", "/inspect_rl_audit/"))
         context.figures.setdefault("failed_probes", {})[name] = message

@@ -61,6 +61,13 @@ def object_name(spec: object) -> str:
     return getattr(spec, "__qualname__", None) or type(spec).__qualname__
 
 
+def first_error(error: Exception) -> Exception:
+    """Return the first exception of a group, whose text says nothing, or the exception itself."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 def place_in_code(error: BaseException, *, skipping: tuple[str, ...]) -> str:
     """Return the deepest line of an error's traceback: `` (file.py:3)``, or nothing.
 

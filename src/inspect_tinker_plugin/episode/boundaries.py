@@ -205,13 +205,6 @@ def _sources(error: BaseException) -> list[BaseException]:
     return [link for link, is_source in _walk_chain(error, set()) if is_source]
 
 
-def first_error(error: Exception) -> Exception:
-    """Return the first exception of a group, or the exception itself."""
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
 CANCEL_GRACE = 5.0
 """Seconds that operations have to end after they were cancelled; Inspect gives a command two."""
 

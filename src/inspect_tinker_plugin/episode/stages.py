@@ -22,7 +22,8 @@ from inspect_ai.util import LimitExceededError, span, time_limit, turn_limit, wo
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import SOLVER_TIMEOUT, Metrics
 from inspect_tinker_plugin.contracts.errors import PRICED, Cause, EpisodeError
-from inspect_tinker_plugin.episode.boundaries import Boundaries, Stamp, first_error, is_timeout
+from inspect_tinker_plugin.contracts.wording import first_error
+from inspect_tinker_plugin.episode.boundaries import Boundaries, Stamp, is_timeout
 from inspect_tinker_plugin.episode.fast_paths import run_plan
 from inspect_tinker_plugin.episode.model import PolicyAPI
 from inspect_tinker_plugin.episode.monitors import SampleHooks

@@ -27,7 +27,7 @@ from inspect_tinker_plugin.contracts.rewards import (
     RewardAggregator,
 )
 from inspect_tinker_plugin.contracts.sandboxes import SandboxMapper
-from inspect_tinker_plugin.contracts.wording import counted, part_of, place_in_code
+from inspect_tinker_plugin.contracts.wording import counted, first_error, part_of, place_in_code
 from inspect_tinker_plugin.plugins.expressions import Catalogue, ExpressionError, build
 from inspect_tinker_plugin.plugins.hookspecs import hookimpl
 from inspect_tinker_plugin.plugins.manager import (
@@ -70,6 +70,7 @@ __all__ = [
     "build",
     "counted",
     "default_plugins",
+    "first_error",
     "hookimpl",
     "part_of",
     "place_in_code",

@@ -25,7 +25,7 @@ from inspect_tinker_plugin.contracts.rewards import (
     UnscoredError,
     checked_reward,
 )
-from inspect_tinker_plugin.contracts.wording import counted, object_name
+from inspect_tinker_plugin.contracts.wording import counted, first_error, object_name
 from inspect_tinker_plugin.plugins.manager import build_from
 from inspect_tinker_plugin.processes.loops import (
     contain,
@@ -174,10 +174,7 @@ class _Resolved:
         except OutOfTimeError as ex:
             raise self._error(str(ex)) from ex
         except Exception as ex:
-            first: BaseException = ex  # the text of a group says nothing
-            while isinstance(first, BaseExceptionGroup):
-                first = first.exceptions[0]
-            raise self._error(f"raised {first!r}") from ex
+            raise self._error(f"raised {first_error(ex)!r}") from ex
 
     def _check(self, answer: object) -> Reward:
         return checked_reward(answer, self.name, f"reward {self.name!r}{self.origin}")
