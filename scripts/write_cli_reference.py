@@ -64,7 +64,8 @@ HEAD = """\
 `inspect rl …` is part of Inspect's own `inspect` once the package is installed;
 `inspect-rl …` is the same where Python's start-up files are switched off. Every option can
 also be set by a variable, in the environment or in a `.env` file: `--limit` of
-`inspect rl export` is `INSPECT_RL_EXPORT_LIMIT`.
+`inspect rl export` is `INSPECT_RL_EXPORT_LIMIT`. An empty value is refused; a variable that is
+empty counts as not set.
 
 Errors are one line on stderr. Exit codes: 0 done, 1 no useful result, 2 the
 command line is wrong, 3 done except for some samples, 130 stopped by Ctrl-C

@@ -34,6 +34,13 @@ def test_a_misspelt_option_is_met_with_a_suggestion() -> None:
     assert "--group-size" in caught.value.format_message()
 
 
+@pytest.mark.parametrize("arguments", [["rescore", "logs", "-o", ""], ["train", "--log-dir="]])
+def test_an_empty_value_is_refused(arguments: list[str]) -> None:
+    """Of ``-o "$OUT"``, say: the folder would be the current one."""
+    with pytest.raises(click.UsageError, match=r"The value of (-o|--log-dir=) is empty"):
+        rl(arguments, standalone_mode=False)
+
+
 PROGRAMS = [
     [str(Path(sys.executable).with_name("inspect-rl"))],
     [str(Path(sys.executable).with_name("inspect")), "rl"],

@@ -57,6 +57,8 @@ def test_batches_cover_every_sample_once_an_epoch() -> None:
     assert len(dataset) == 6
     assert [ids(dataset.get_batch(i)) for i in range(3)] == [["s0", "s1"], ["s2", "s3"], ["s4"]]
     assert ids(dataset.get_batch(3)) == ["s0", "s1"]
+    endless = as_rl_dataset(arithmetic(5), renderer(), batch_size=2, epochs=10**20)
+    assert len(ids(endless.get_batch(len(endless) - 1))) == 2
 
 
 def test_shuffling_visits_every_sample_in_another_order_each_epoch() -> None:

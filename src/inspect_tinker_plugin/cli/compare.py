@@ -230,7 +230,7 @@ class SideCost:
 @task_options
 @click.option(
     "--episodes",
-    type=click.IntRange(1),
+    type=click.IntRange(1, 1_000_000),
     default=100,
     show_default=True,
     help="Episodes per side, spread over the samples.",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
+from itertools import pairwise
 from typing import TYPE_CHECKING, cast
 
 import click
@@ -43,6 +45,9 @@ class CommandGroup(click.Group):
             known = self.list_commands(ctx)
             hint = suggestion(name, known, most=len(known))
             ctx.fail(f"No such command {name!r}.{hint}{_broken_plugins()}")
+        for before, text in pairwise(args):
+            if not text or re.fullmatch("--[a-z-]+=", text):  # often a variable that is not set
+                ctx.fail(f"The value of {text or before} is empty; leave it out for the default.")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
+import sys
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -64,7 +65,7 @@ class Passes:
     options: DatasetOptions
 
     def __len__(self) -> int:
-        return self._per_pass * self.options.epochs
+        return min(self._per_pass * self.options.epochs, sys.maxsize)  # what len() takes
 
     def batch(self, index: int) -> list[int]:
         """Return the positions of a batch's samples."""
