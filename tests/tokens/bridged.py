@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 from inspect_ai.agent import agent_bridge
+from inspect_ai.model import CompactionStrategy
 from inspect_ai.solver import Generate, TaskState
 from tests.functions import make_solver
 from tests.packages import require_agent_clients
@@ -171,10 +172,13 @@ DIALECTS: dict[str, type[Program]] = {
 
 @make_solver
 async def bridged(
-    state: TaskState, generate: Generate, run: Callable[[], Awaitable[None]]
+    state: TaskState,
+    generate: Generate,
+    run: Callable[[], Awaitable[None]],
+    compaction: CompactionStrategy | None = None,
 ) -> TaskState:
     """Run a program under Inspect's agent bridge."""
-    async with agent_bridge() as bridge:
+    async with agent_bridge(compaction=compaction) as bridge:
         await run()
         state.output = bridge.state.output
     return state

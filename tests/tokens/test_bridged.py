@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
-from inspect_ai.model import ModelOutput
+from inspect_ai.model import CompactionStrategy, CompactionSummary, ModelOutput
 from inspect_ai.scorer import includes
 from tests.tokens.bridged import DIALECTS, Item, Program, bridged, converse, unchanged
 from tests.tokens.conversations import Rollout, assert_trained, play_out
@@ -30,10 +30,11 @@ async def play(
     run: Callable[[], Awaitable[None]],
     says: Callable[[TurnRequest], str | tuple[str, bool]],
     name: str = "qwen3_keep_thinking",
+    compaction: CompactionStrategy | None = None,
 ) -> Rollout:
     """Run a program; a function decides the policy's answer to each request."""
     sample = Sample(input="Do it.", target="x", id=1)
-    task = Task(dataset=[sample], solver=bridged(run), scorer=includes())
+    task = Task(dataset=[sample], solver=bridged(run, compaction=compaction), scorer=includes())
     rollout = Rollout(CONTEXTS.setdefault(name, DatasetRenderer(renderer(name))))
     outcome = await play_out(task, answering(rollout, says))
     assert outcome.error is None, outcome.error.__cause__
@@ -566,6 +567,23 @@ async def test_a_compaction_adds_one_datum(dialect: str) -> None:
     rollout = await play(run, lambda request: f" {len(request.messages)} \n{LS}")
     assert len(rollout.data()) == rollout.tokens.metrics["tokens/segments"] == 2
     assert_exact(rollout)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_a_summary_for_the_bridge_is_made_of_what_was_sampled(dialect: str) -> None:
+    """Anthropic's API has no empty text, and the policy did not say "(no content)"."""
+
+    async def run() -> None:
+        program = DIALECTS[dialect]()
+        program.user("Do it.")
+        await converse(program, 2)
+
+    says = script([call({"cmd": "word " * 300}), "So far: words.", "Done."])
+    summary = CompactionSummary(threshold=400, memory=False)
+    rollout = await play(run, says, compaction=summary)
+    asked = str(rollout.context.tokenizer.decode(rollout.transitions[1].ob.to_ints()))
+    assert "word word" in asked
+    assert "(no content)" not in asked
 
 
 @pytest.mark.parametrize("with_tools", [True, False])

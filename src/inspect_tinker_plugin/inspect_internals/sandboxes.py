@@ -10,6 +10,7 @@ from functools import wraps
 from typing import Any
 
 import anyio
+import inspect_ai.agent
 from anyio.abc import TaskGroup
 from inspect_ai._eval.loader import resolve_task_sandbox
 from inspect_ai._eval.task.sandbox import (
@@ -80,6 +81,11 @@ _DIALECTS = {
 
 _dialect: ContextVar[str] = ContextVar("inspect_rl_bridge_dialect", default="unknown")
 
+_is_bridged: Callable[[], object] = getattr(
+    inspect_ai.agent, "current_agent_bridge_context", in_bridge_model_generate
+)
+"""In later releases also of calls that the bridge itself makes, such as those of a compaction."""
+
 
 def bridge_dialect() -> str | None:
     """Return the model API through which a call reached an agent bridge, if it did.
@@ -87,7 +93,7 @@ def bridge_dialect() -> str | None:
     Inspect translates all of them into the same call and does not record which one it was. It is
     ``unknown`` for bridges into this process, whose calls pass nothing of ours.
     """
-    return _dialect.get() if in_bridge_model_generate() else None
+    return _dialect.get() if _is_bridged() else None
 
 
 @contextmanager
