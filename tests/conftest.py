@@ -178,6 +178,19 @@ def unfrozen() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def no_prices_are_left() -> Iterator[None]:
+    """Forget the prices of models that a test has set: they hold for the whole process."""
+    yield
+    from inspect_ai.model import _model_info as known  # private: public is to forget all of them
+
+    priced = [name for name, info in known._custom_models.items() if info.cost is not None]
+    for name in priced:
+        del known._custom_models[name]
+    if priced:
+        known._result_cache.clear()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def no_nested_loops() -> Iterator[None]:
     """Fail where code of ours has Inspect run something in a loop that runs already.

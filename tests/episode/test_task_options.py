@@ -38,10 +38,7 @@ def test_a_cost_limit_without_prices_is_refused(where: str) -> None:
         EpisodeRunner(task, options=options)
 
 
-def test_a_cost_limit_with_prices_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Prices hold for the whole process: later tests are to see none.
-    for store in ("_custom_models", "_result_cache"):
-        monkeypatch.setattr(f"inspect_ai.model._model_info.{store}", {})
+def test_a_cost_limit_with_prices_is_taken() -> None:
     price = ModelCost(input=1, output=1, input_cache_write=1, input_cache_read=1)
     for model in ("mockllm/priced", "rl/policy"):
         set_model_info(model, ModelInfo(cost=price))
