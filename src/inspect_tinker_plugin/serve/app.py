@@ -391,16 +391,23 @@ def run_server(
         ConfigError: The address cannot be opened.
     """
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
-    except OSError as error:
-        listening.close()
-        raise ConfigError(f"{host}:{port} cannot be opened: {error.strerror or error}") from error
+
+    def open_address(step: Callable[[], object]) -> None:
+        try:
+            step()
+        except OSError as error:
+            listening.close()
+            reason = error.strerror or error
+            raise ConfigError(f"{host}:{port} cannot be opened: {reason}") from error
 
     def announce() -> None:
-        listening.listen()  # whoever reads the address can connect, and waits for the first answer
+        # Whoever reads the address can connect, and waits for the first answer. Another server may
+        # have bound it too while this one loaded its tasks: only one of them may listen.
+        open_address(listening.listen)
         opened(listening.getsockname()[1])
+
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    open_address(lambda: listening.bind((host, port)))
 
     def load() -> Host:
         loaded = make_host()
