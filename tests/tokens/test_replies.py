@@ -188,7 +188,9 @@ def test_a_string_is_the_text_that_was_sampled(name: str, value: str) -> None:
     if name == "glm5_3":
         said = "<tool_call>bash<arg_key>cmd</arg_key><arg_value>VALUE</arg_value></tool_call>"
     text = "</think>" + said.replace("VALUE", value)
-    assert only_call(sampled(text, name=name)).arguments == {"cmd": value}
+    drafted = said.replace("VALUE", f"\n\n{value.strip()}  ")
+    for reply in (text, drafted + text):
+        assert only_call(sampled(reply, name=name)).arguments == {"cmd": value}
     number = BASH.model_copy(deep=True)
     number.parameters.properties["cmd"].type = "number"
     if value[:3] not in ("two", "   "):

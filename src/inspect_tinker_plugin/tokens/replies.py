@@ -268,12 +268,19 @@ class ReplyParser:
         for call in unparsed:
             parts = [_without(part, call.raw_text) for part in parts]
         if parsed:
-            parsed = rendering["tool_calls"] = self._fit_calls(parsed, body, tools)
+            thought = any(part["type"] == "thinking" for part in parts)
+            parsed = self._fit_calls(parsed, body, tools, thought=thought)
+            rendering["tool_calls"] = parsed
         calls = read_calls(parsed, unparsed, tools)
         return _inspect_content(parts, bool(calls)), calls
 
     def _fit_calls(
-        self, calls: Sequence[RendererToolCall], body: list[int], tools: Sequence[ToolInfo]
+        self,
+        calls: Sequence[RendererToolCall],
+        body: list[int],
+        tools: Sequence[ToolInfo],
+        *,
+        thought: bool,
     ) -> list[RendererToolCall]:
         """Return calls whose arguments are read as the tool's schema has them.
 
@@ -282,6 +289,8 @@ class ReplyParser:
         """
         offered = {tool.name: tool.parameters.properties for tool in tools}
         said = str(self._tokenizer.decode(body))
+        if thought:  # where a call may be drafted
+            said = said.partition("</think>")[2]
         texts_of = functools.cache(functools.partial(_texts_of_argument, text=said))
         return [_fit_call(call, offered.get(call.function.name, {}), texts_of) for call in calls]
 
