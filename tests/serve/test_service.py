@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -25,6 +26,8 @@ from tinker_cookbook.rl.data_processing import assemble_training_data, compute_a
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin import ConfigError, as_rl_dataset
+from inspect_tinker_plugin.processes import workers
+from inspect_tinker_plugin.rl.env import InspectEnv
 from inspect_tinker_plugin.serve import (
     Branch,
     Prompt,
@@ -228,6 +231,37 @@ def test_the_siblings_of_a_failed_rollout_continue() -> None:
     assert failed.failure.cause == "sampler"
     assert "the engine restarts" in failed.failure.message
     assert (fine.reward, fine.failure) == (1.0, None)
+
+
+@pytest.mark.parametrize("fails", ["sampler", "scorer"])
+def test_failed_rollouts_are_freed_where_collections_are_rare(
+    fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def down(prompt: Prompt) -> Sampled:
+        raise ConnectionError("the model server is down")
+
+    tasks = {"sampler": arithmetic(), "scorer": Task([Sample(id=1, input="?")], scorer=crashing())}
+    samplers = {"sampler": down, "scorer": lend(Words(["2"]))}
+    service = RolloutService(tasks[fails], renderer())
+    monkeypatch.setattr(workers, "FAILURES", 4)
+
+    async def fail() -> None:
+        for _ in range(10):
+            [result] = await service.run_group(0, samplers[fails], size=1)
+            assert result.failure is not None
+            assert result.failure.cause == fails
+
+    before = gc.get_threshold()
+    gc.set_threshold(*workers.THRESHOLDS)  # as freeze_memory() does
+    gc.disable()
+    try:
+        known = {id(env) for env in gc.get_objects() if isinstance(env, InspectEnv)}
+        asyncio.run(fail())
+        left = [env for env in gc.get_objects() if type(env) is InspectEnv and id(env) not in known]
+        assert len(left) <= 4
+    finally:
+        gc.enable()
+        gc.set_threshold(*before)
 
 
 def test_cancelling_a_group_ends_its_episodes_first() -> None:

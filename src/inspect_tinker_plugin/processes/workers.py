@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import gc
 import io
+import itertools
 import math
 import multiprocessing
 import os
@@ -381,12 +382,28 @@ def freeze_memory() -> None:
 
     Memory is still freed as soon as nothing refers to it, which is how episodes free theirs. Only
     reference cycles wait for the collector: those among the loaded objects are never freed, later
-    ones after 10,000 new objects instead of 700 (``gc.set_threshold``).
+    ones after 10,000 new objects instead of 700 (``gc.set_threshold``), or after 1,000 rollouts
+    that did not come to an end.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(*THRESHOLDS)
     atexit.register(gc.unfreeze)  # libraries report what is frozen as lost otherwise
+
+
+FAILURES = 1_000
+"""Failed rollouts before a collection of everything that is not frozen.
+
+The traceback of an exception holds frames, and these hold the exception: some 50 kB each. Rollouts
+that had waited for long are old objects, which the thresholds above leave alone for hours."""
+
+_failures = itertools.count(1)
+
+
+def note_failed_rollout() -> None:
+    """Count a rollout that did not come to an end, where :func:`freeze_memory` is in force."""
+    if gc.get_threshold() == THRESHOLDS and next(_failures) % FAILURES == 0:
+        gc.collect()
 
 
 @cache

@@ -32,6 +32,7 @@ from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.episode.model import RequestRefusedError
 from inspect_tinker_plugin.episode.runner import Episode
 from inspect_tinker_plugin.processes.loops import cancel, wait_for_end
+from inspect_tinker_plugin.processes.workers import note_failed_rollout
 from inspect_tinker_plugin.rewards import Reward
 from inspect_tinker_plugin.rl.ending import (
     ROLLOUT_ENDED,
@@ -287,6 +288,8 @@ class InspectEnv(Env):
         self.received = None
         self.tokens.forget()
         self._hooks.note_closed()
+        if not self._delivered:
+            note_failed_rollout()
 
     # parts of a step
 
