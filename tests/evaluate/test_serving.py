@@ -319,7 +319,12 @@ async def test_nothing_is_sampled_for_a_client_that_has_left(api: str, stream: b
     said = {"input": "Say plum."} if api == "responses" else {"messages": ASK, "max_tokens": 9}
     body = {"model": "any", "stream": stream, **said}
     async with served(Slow()) as address, aiohttp.ClientSession() as session:
-        asking = asyncio.ensure_future(session.post(f"{address}/v1/{api}", json=body))
+
+        async def ask() -> bytes:
+            async with session.post(f"{address}/v1/{api}", json=body) as answer:
+                return await answer.read()  # the headers of a stream may come first
+
+        asking = asyncio.ensure_future(ask())
         async with asyncio.timeout(60):
             await began.wait()
             asking.cancel()

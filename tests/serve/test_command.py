@@ -128,14 +128,16 @@ async def test_workers_share_an_address_and_sigterm_waits_for_their_episodes(wor
             _, text = await get(f"{url}/metrics")
             seen |= set(re.findall(r'episodes_running{worker="(\d+)"}', text))
         body = {"task": "arithmetic", "sample": "s0", "size": 1}
-        running = [
-            asyncio.ensure_future(client.post(f"{url}/v1/rollouts", json=body)) for _ in range(4)
-        ]
+
+        async def ask() -> Any:
+            async with client.post(f"{url}/v1/rollouts", json=body) as answer:
+                return await answer.json()
+
+        running = [asyncio.ensure_future(ask()) for _ in range(4)]
         while len(policy.prompts) < 4:  # noqa: ASYNC110 - the policy has no event for it
             await asyncio.sleep(0.01)
         server.send_signal(signal.SIGTERM)
         for answer in await asyncio.gather(*running):
-            rollouts = (await answer.json())["rollouts"]
-            assert [each["reward"] for each in rollouts] == [1.0]
+            assert [each["reward"] for each in answer["rollouts"]] == [1.0]
         await server.communicate()
         assert server.returncode == 128 + signal.SIGTERM
