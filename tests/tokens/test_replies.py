@@ -18,6 +18,7 @@ from inspect_ai.model import (
 from inspect_ai.tool import ToolCall, ToolInfo
 from tests.tokens.conversations import BASH, Rollout, bash, opening
 from tests.tokens.formats import renderer, tokenizer
+from tinker_cookbook.renderers import get_renderer
 
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer
 from inspect_tinker_plugin.tokens.messages import renderer_message
@@ -30,6 +31,8 @@ CALLING = {
     "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
 }
 """A call in the format of each renderer."""
+
+HARMONY = [f"<|{name}|>" for name in ("start", "end", "channel", "message", "call", "return")]
 
 
 def sampled(text: str, *, name: str = "qwen3_instruct", **options: Any) -> ModelOutput:
@@ -206,6 +209,31 @@ def test_a_boolean_may_be_written_as_templates_do(kind: Any, meant: object) -> N
     assert only_call(sampled(text, name="qwen3_5", tools=[switch])).arguments == {"cmd": meant}
     quoted = CALLING["qwen3_instruct"].replace("VALUE", '"True"')
     assert only_call(sampled(quoted, tools=[switch])).arguments == {"cmd": "True"}
+
+
+@pytest.mark.parametrize("calls", [0, 1])
+@pytest.mark.parametrize("blank", ["", " \n"])
+def test_a_reply_of_gpt_oss_without_text_or_reasoning_is_empty(calls: int, blank: str) -> None:
+    """Its renderer returns all of such a reply, control tokens too, as the text."""
+    gpt_oss = get_renderer("gpt_oss_low_reasoning", tokenizer(*HARMONY))
+    rollout = Rollout(DatasetRenderer(gpt_oss), tools=[BASH])
+    messages: list[ChatMessage] = opening()
+    said = f"<|channel|>final<|message|>{blank}"
+    if calls:
+        before = f"<|channel|>commentary<|message|>{blank}<|end|><|start|>assistant"
+        call = ' to=functions.bash<|channel|>commentary json<|message|>{"cmd": "ls"}'
+        said = before * len(blank) + call
+    output = rollout.turn(messages, said)
+    assert output.message.text.strip() == ""
+    assert len(output.message.tool_calls or []) == calls
+    results = [
+        ChatMessageTool(content="b", tool_call_id=each.id, function="bash")
+        for each in output.message.tool_calls or []
+    ]
+    rollout.turn([*messages, output.message, *results], "Done.")
+    shown = str(gpt_oss.tokenizer.decode(rollout.transitions[1].ob.to_ints()))
+    assert shown.count("<|channel|>final") == 1 - calls
+    assert "<|message|><|channel|>" not in shown
 
 
 @pytest.mark.parametrize(

@@ -235,7 +235,10 @@ class ReplyParser:
         try:
             if blanks := _BLANKS_IN_CALL.match(text):
                 raise json.JSONDecodeError("over 1,000 blanks in a row", text, blanks.end())
-            return self._renderer.parse_response(tokens)
+            message, termination = self._renderer.parse_response(tokens)
+            if message["content"] == text and self._is_silent(message, tokens):
+                message["content"] = ""
+            return message, termination
         except (ValueError, RecursionError) as error:
             digits = "integer string conversion" in str(error)  # it has no type of its own
             if not digits and not isinstance(error, RecursionError | json.JSONDecodeError):
@@ -243,6 +246,19 @@ class ReplyParser:
             raw = UnparsedToolCall(raw_text=text, error=str(error))
             message = Message(role="assistant", content=text, unparsed_tool_calls=[raw])
             return message, ParseTermination.MALFORMED
+
+    def _is_silent(self, message: Message, tokens: list[int]) -> bool:
+        """Whether a reply has no text: the renderer of gpt-oss takes all of it for the text then.
+
+        It has calls, or a letter at its end would be its only text.
+        """
+        if message.get("tool_calls"):
+            return True
+        if not self._control.ids.intersection(tokens[:-1]):
+            return False
+        letter = self._tokenizer.encode("x", add_special_tokens=False)
+        longer, _ = self._renderer.parse_response([*tokens[:-1], *letter, tokens[-1]])
+        return [part["text"].strip() for part in _parts(longer) if part["type"] == "text"] == ["x"]
 
     def _open_thinking(self, rendering: Message, body: list[int]) -> None:
         """Make reasoning of a block that the token limit left open, in place."""
