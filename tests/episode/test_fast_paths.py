@@ -26,7 +26,7 @@ from inspect_ai.scorer import Score, Target, match, mean
 from inspect_ai.solver import Generate, TaskState, generate, use_tools
 from openai import AsyncOpenAI
 from tests.functions import make_scorer, make_solver
-from tests.rl.policies import Words, renderer
+from tests.rl.policies import Words, renderer, tool_call
 from tests.tools.runs import add
 from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import EnvGroupBuilder
@@ -297,12 +297,19 @@ def no_collector() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_collector")
-async def test_an_ended_episode_leaves_the_collector_nothing() -> None:
+@pytest.mark.parametrize("ends", ["answer", "wrong arguments", "limit"])
+async def test_an_ended_episode_leaves_the_collector_nothing(ends: str) -> None:
+    solver, words = twice(), Words(["so"])
+    if ends != "answer":
+        solver = as_solver(react(tools=[add()]))
+        words = Words([tool_call("add", '{"x": "?"}'), tool_call("submit", '{"answer": "so"}')])
+    limit = 4 if ends == "limit" else None
+
     async def roll() -> None:
-        task = Task(dataset=[Sample(id=1, input="?")], solver=twice(), scorer=what_happened())
-        task.scorer = None
+        task = Task([Sample(id=1, input="?")], solver=solver, scorer=what_happened())
+        task.scorer, task.message_limit = None, limit
         [builder] = as_rl_dataset(task, renderer(), reward=pays_one, group_size=4).get_batch(0)
-        await do_group_rollout(builder, Words(["so"]))
+        await do_group_rollout(builder, words)
 
     await roll()
     gc.collect()

@@ -84,8 +84,15 @@ class Boundaries:
         if since >= self.since:
             self._cut_off.append((error, stamp, time.monotonic()))
 
-    def forget(self) -> None:
-        """Forget all exceptions, whose tracebacks hold what the episode has used."""
+    def forget(self, *, handled: bool) -> None:
+        """Forget all exceptions, whose tracebacks hold what the episode has used.
+
+        Args:
+            handled: Whether none of them has ended it, so that nobody reads their tracebacks: what
+                handles an error of a tool, in Inspect, is part of it.
+        """
+        for error, _ in self._stamps.values() if handled else ():
+            error.__traceback__ = None
         self._stamps.clear()
         self._cut_off.clear()
 

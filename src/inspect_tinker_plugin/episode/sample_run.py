@@ -158,7 +158,7 @@ class SampleRun:
         finally:
             active.checkpointer.close()
             active.complete()
-            record.boundaries.forget()
+            record.boundaries.forget(handled=record.error is None)
             self._entering = lambda state: None  # it is the owner's, which holds this run
             if self._record.hooks.enabled:
                 await self._record.hooks.report_end(self.build_log())

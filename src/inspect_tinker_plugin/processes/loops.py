@@ -59,6 +59,8 @@ async def contain(what: str, work: Awaitable[T]) -> T:
         if closing or is_being_cancelled():
             raise
         raise raised_by(what, error) from error
+    finally:
+        del task  # it keeps the traceback of its exception, which refers to this frame
 
 
 def _is_running(task: asyncio.Task[Any] | None) -> bool:
