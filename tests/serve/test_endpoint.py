@@ -46,6 +46,8 @@ async def test_a_model_server_samples_what_a_function_would(
     [
         ({"token_ids": None}, "returned no token ids"),
         ({"logprobs": None}, "returned no token ids"),
+        ({"logprobs": {"token_logprobs": ["a" * 999]}}, "returned no token ids"),
+        ({"logprobs": {"token_logprobs": [10**999]}}, "returned no token ids"),
         ({"prompt_token_ids": [1, 2]}, "for other prompt tokens"),
         ({"finish_reason": "abort"}, "ended a reply with 'abort'"),
         ({"finish_reason": "secret " * 99}, "'secret secret secret"),
@@ -67,6 +69,27 @@ async def test_an_answer_that_cannot_be_trained_on_is_a_failure(
     assert result.failure.cause == "sampler"
     assert message in result.failure.message
     assert len(result.failure.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 10**5, "recursion"),
+        ("null", "returned no token ids"),
+        (
+            '{"choices": [{"token_ids": [1], "logprobs": {"token_logprobs": [-1]}, '
+            '"finish_reason": "stop"}], "metadata": "v1"}',
+            "returned no token ids",
+        ),
+    ],
+)
+async def test_an_answer_of_another_form_is_said_to_be_by_its_address(
+    text: str, message: str
+) -> None:
+    result = await lent_address(lambda: web.Response(text=text))
+    assert result.failure is not None
+    assert "/v1/completions" in result.failure.message
+    assert message in result.failure.message
 
 
 @pytest.mark.parametrize("version", [{}, [1.5], 2.5])

@@ -195,7 +195,7 @@ class EndpointSampler:
                     )
                 most = 2**20 + 2**12 * (len(prompt.tokens) + self._room(prompt))
                 answer = json.loads(await self._read_body(response, min(most, MAX_ANSWER)))
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError) as error:
             reason = str(error) or type(error).__name__
             raise SamplerError(f"{self.endpoint.address}: {reason}") from error
         return self._read(answer, prompt)
@@ -244,24 +244,25 @@ class EndpointSampler:
         Raises:
             SamplerError: It has no token ids, no log-probabilities, or is to another prompt.
         """
+        address = self.endpoint.address
         try:
             choice = answer["choices"][0]
             tokens = list(choice["token_ids"])
             logprobs = _logprobs(choice["logprobs"])
             finish = choice["finish_reason"]
-        except (KeyError, IndexError, TypeError) as error:
+            asked = choice.get("prompt_token_ids") or answer.get("prompt_token_ids")
+            told = (answer.get("metadata") or {}).get("weight_version")
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise SamplerError(
-                f"{self.endpoint.address} returned no token ids with log-probabilities (missing: "
-                f"{error}); vLLM and SGLang do, in recent releases"
+                f"{address} returned no token ids with log-probabilities in the form of vLLM and "
+                f"SGLang, in recent releases ({error!r:.100})"
             ) from error
-        asked = choice.get("prompt_token_ids") or answer.get("prompt_token_ids")
         if asked is not None and asked != list(prompt.tokens):
-            raise SamplerError(f"{self.endpoint.address} has sampled for other prompt tokens")
+            raise SamplerError(f"{address} has sampled for other prompt tokens")
         if finish not in ("stop", "length"):
-            raise SamplerError(f"{self.endpoint.address} ended a reply with {finish!r:.40}")
+            raise SamplerError(f"{address} ended a reply with {finish!r:.40}")
         if len(tokens) > self._room(prompt):
-            raise SamplerError(f"{self.endpoint.address} has sampled more tokens than it was asked")
-        told = (answer.get("metadata") or {}).get("weight_version")
+            raise SamplerError(f"{address} has sampled more tokens than it was asked")
         return Sampled(
             tokens=tokens,
             logprobs=logprobs,
