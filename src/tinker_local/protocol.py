@@ -296,6 +296,10 @@ class TinkerProtocol:
         params = body.get("sampling_params", {})
         if isinstance(params.get("stop"), str):
             params["stop"] = [params["stop"]]
+        for name, value in params.items():  # the engine would fail the whole batch
+            numbers = value if isinstance(value, list) else [value]
+            if any(isinstance(each, int) and abs(each) >= 2**31 for each in numbers):
+                raise WireError(f"the local server takes numbers of 32 bits, not {name}={value}")
         answer = await self._forward(request, "/asample", body)
         if answer.status_code != 200:
             return answer

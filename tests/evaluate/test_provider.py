@@ -205,6 +205,11 @@ async def test_other_options_are_refused_by_name(name: str) -> None:
     assert client.asked == []
 
 
+async def test_a_temperature_is_a_finite_number() -> None:
+    with pytest.raises(ConfigError, match="temperature=inf"):
+        await model(Client()).generate("x", config=GenerateConfig(temperature=float("inf")))
+
+
 def test_every_option_of_inspect_is_honoured_its_own_or_refused() -> None:
     assert set(GenerateConfig.model_fields) >= HONOURED
     assert not HONOURED & OF_INSPECT

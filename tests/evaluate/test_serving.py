@@ -164,6 +164,18 @@ async def test_what_cannot_be_honoured_is_refused_by_name(name: str, options: An
     assert sampler.asked == []
 
 
+@pytest.mark.parametrize("path", ["/mcp/tools", "/v1beta/models/any:generateContent", "/v1/other"])
+async def test_what_is_not_served_is_not_found(path: str) -> None:
+    asked = {"method": "tools/list", "contents": []}
+    async with (
+        served(Client()) as address,
+        aiohttp.ClientSession() as session,
+        session.post(address + path, json=asked) as answer,
+    ):
+        assert answer.status == 404
+        assert path in (await answer.json())["error"]["message"]
+
+
 async def test_what_agents_say_about_themselves_has_no_effect() -> None:
     bare: Any = {"name": "add", "input_schema": {"type": "object", "properties": {}}}
     async with served(Client()) as address:

@@ -238,6 +238,9 @@ def test_what_it_does_not_serve_is_refused(
             include_prompt_logprobs=True,
             topk_prompt_logprobs=2,
         ).result()
+    for params in (SamplingParams(seed=2**31), SamplingParams(stop=[1, 2**63])):
+        with pytest.raises(tinker.BadRequestError, match=r"numbers of 32 bits, not (seed|stop)="):
+            sampler.sample(PROMPT, 1, params).result()
     with pytest.raises(urllib.error.HTTPError, match="404"):
         urllib.request.urlopen(f"{local_server.url}/api/v1/no_such_thing", timeout=60)
 

@@ -183,8 +183,11 @@ def load_host(choices: dict[str, Any]) -> Host:
 @click.argument("run", metavar="RUN")
 @listening_options(port=8500, sent_as="their API key")
 @click.option("--base-url", metavar="URL", help="Tinker API server, if not the run's own.")
+@click.option("--renderer", metavar="NAME", help="Renderer, if not the run's or model's own.")
 @reported
-def serve_model_command(run: str, base_url: str | None, **choices: Any) -> None:
+def serve_model_command(
+    run: str, base_url: str | None, renderer: str | None, **choices: Any
+) -> None:
     """Serve the model of a run to any client of OpenAI's or Anthropic's API.
 
     RUN is what `inspect eval --model tinker/RUN` takes: the folder of a run with or without @STEP,
@@ -198,7 +201,7 @@ def serve_model_command(run: str, base_url: str | None, **choices: Any) -> None:
 
     token = read_token(choices)
     try:
-        model = get_model(f"tinker/{run}", base_url=base_url, memoize=False)
+        model = get_model(f"tinker/{run}", base_url=base_url, renderer=renderer, memoize=False)
     except internals.PrerequisiteError as error:
         raise ConfigError(internals.in_one_line(error)) from error
 

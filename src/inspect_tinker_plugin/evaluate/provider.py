@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -71,7 +72,7 @@ HONOURED = frozenset(
 """Generation options that this provider carries out."""
 
 RANGES: Mapping[str, tuple[float, float]] = {
-    "temperature": (0, math.inf),
+    "temperature": (0, sys.float_info.max),
     "top_p": (0, 1),
     "top_k": (-1, math.inf),
     "num_choices": (1, math.inf),

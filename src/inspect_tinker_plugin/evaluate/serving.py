@@ -108,6 +108,9 @@ class ServedModel(ModelApi):
         if request.method == "GET" and request.path == "/v1/models":
             listed = {"id": str(self._model), "object": "model", "created": 0, "owned_by": "tinker"}
             return Response(200, json.dumps({"object": "list", "data": [listed]}).encode())
+        if not request.path.startswith("/v1/"):  # Google's API, and a task's tools
+            error = {"message": f"Path {request.path} not found", "type": "not_found"}
+            return Response(404, json.dumps({"error": error}).encode())
         return await super().answer(request)
 
     async def _reply(self, client: Client, wire: h11.Connection, request: Request) -> None:
@@ -168,7 +171,7 @@ def _check_request(method: str, request: dict[str, Any]) -> dict[str, Any]:
         for name, value in request.items()
         if value is not None and name not in WITHOUT_EFFECT
     }
-    unknown = sorted(body.keys() - CARRIED_OUT.get(method, "").split())
+    unknown = sorted(body.keys() - CARRIED_OUT[method].split())
     form = body.get("response_format") or body.get("text", {}).get("format") or {}
     if form.get("type") == "json_object":
         unknown.append("json_object")
@@ -196,9 +199,7 @@ async def _post(method: str, body: dict[str, Any]) -> Any:
         raise ConfigError(_NO_REPLY) from error
     if method == dialects.CHAT.method:
         return await client.post("/chat/completions", body=body, cast_to=ChatCompletion)
-    if method == dialects.RESPONSES.method:
-        return await client.post("/responses", body=body, cast_to=Answer)
-    raise ConfigError("this API is not served: ask for chat completions, responses or messages")
+    return await client.post("/responses", body=body, cast_to=Answer)
 
 
 @cache
