@@ -251,14 +251,16 @@ def test_failed_rollouts_are_freed_where_collections_are_rare(
             assert result.failure is not None
             assert result.failure.cause == fails
 
+    def envs() -> set[int]:
+        return {id(each) for each in gc.get_objects() if type(each) is InspectEnv}
+
     before = gc.get_threshold()
     gc.set_threshold(*workers.THRESHOLDS)  # as freeze_memory() does
     gc.disable()
     try:
-        known = {id(env) for env in gc.get_objects() if isinstance(env, InspectEnv)}
+        known = envs()
         asyncio.run(fail())
-        left = [env for env in gc.get_objects() if type(env) is InspectEnv and id(env) not in known]
-        assert len(left) <= 4
+        assert len(envs() - known) <= 4
     finally:
         gc.enable()
         gc.set_threshold(*before)
