@@ -126,7 +126,7 @@ class ModelApi:
                 request = await self._receive(client, wire, body)
         except (h11.RemoteProtocolError, UnicodeDecodeError, TimeoutError) as ex:
             reason = str(ex) or "the request did not come in time"
-            return await _refuse(client, wire, _refusal(400, reason))
+            return await _refuse(client, wire, make_refusal(400, reason))
         except ValueError as ex:  # no address
             return await _refuse(client, wire, _failure(ex))
         if request is not None:
@@ -190,16 +190,16 @@ class ModelApi:
         if path.startswith(("/v1beta/models/", "/models/")):
             api = dialects.GOOGLE
         if method != "POST" or (api is None and not path.startswith("/mcp/")):
-            return _refusal(404, f"Path {path} not found", "not_found")
+            return make_refusal(404, f"Path {path} not found", "not_found")
         content_type = request.headers.get("content-type", "").split(";")[0].strip()
         if content_type != "application/json":
-            return _refusal(415, "Content-Type must be application/json")
+            return make_refusal(415, "Content-Type must be application/json")
         try:
             body = json.loads(request.body)
         except (ValueError, RecursionError):
             body = None
         if not isinstance(body, dict):
-            return _refusal(400, "Request body must be a JSON object")
+            return make_refusal(400, "Request body must be a JSON object")
         if api is None:
             return await self._answer_tools(path, body)
         for name in api.required:
@@ -361,13 +361,14 @@ def _json(status: int, body: object) -> Response:
     return Response(status, json.dumps(body).encode())
 
 
-def _refusal(status: int, message: str, kind: str = "invalid_request_error") -> Response:
+def make_refusal(status: int, message: str, kind: str = "invalid_request_error") -> Response:
+    """Make the answer that refuses a request, in the form of OpenAI's API."""
     return _json(status, {"error": {"message": message, "type": kind, "code": status}})
 
 
 def _failure(fault: BaseException) -> Response:
     """Answer a request that has brought about an exception."""
-    return _refusal(500, str(fault) or type(fault).__name__, "internal_error")
+    return make_refusal(500, str(fault) or type(fault).__name__, "internal_error")
 
 
 def _rpc(id: object, **outcome: object) -> Response:

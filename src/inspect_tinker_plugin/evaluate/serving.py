@@ -30,6 +30,7 @@ from inspect_tinker_plugin.agents.api import (
     Request,
     Response,
     is_local,
+    make_refusal,
 )
 from inspect_tinker_plugin.contracts.errors import ConfigError, EpisodeError
 from inspect_tinker_plugin.episode.model import RequestRefusedError
@@ -103,14 +104,12 @@ class ServedModel(ModelApi):
         """Answer a request, if it has the token; without one, if it is not of a web page."""
         if not self._is_allowed(request):
             reason = "wrong or missing API key, or the request of a web page"
-            error = {"message": reason, "type": "authentication_error"}
-            return Response(401, json.dumps({"error": error}).encode())
+            return make_refusal(401, reason, "authentication_error")
         if request.method == "GET" and request.path == "/v1/models":
             listed = {"id": str(self._model), "object": "model", "created": 0, "owned_by": "tinker"}
             return Response(200, json.dumps({"object": "list", "data": [listed]}).encode())
         if not request.path.startswith("/v1/"):  # Google's API, and a task's tools
-            error = {"message": f"Path {request.path} not found", "type": "not_found"}
-            return Response(404, json.dumps({"error": error}).encode())
+            return make_refusal(404, f"Path {request.path} not found", "not_found")
         return await super().answer(request)
 
     async def _reply(self, client: Client, wire: h11.Connection, request: Request) -> None:
