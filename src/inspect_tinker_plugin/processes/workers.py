@@ -382,8 +382,8 @@ def freeze_memory() -> None:
 
     Memory is still freed as soon as nothing refers to it, which is how episodes free theirs. Only
     reference cycles wait for the collector: those among the loaded objects are never freed, later
-    ones after 10,000 new objects instead of 700 (``gc.set_threshold``), or after 1,000 rollouts
-    that did not come to an end.
+    ones after 10,000 new objects instead of 700 (``gc.set_threshold``), or after 1,000 failed
+    rollouts.
     """
     gc.collect()
     gc.freeze()
@@ -401,7 +401,7 @@ _failures = itertools.count(1)
 
 
 def note_failed_rollout() -> None:
-    """Count a rollout that did not come to an end, where :func:`freeze_memory` is in force."""
+    """Count a failed rollout, where :func:`freeze_memory` is in force."""
     if gc.get_threshold() == THRESHOLDS and next(_failures) % FAILURES == 0:
         gc.collect()
 

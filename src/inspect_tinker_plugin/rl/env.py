@@ -288,7 +288,7 @@ class InspectEnv(Env):
         self.received = None
         self.tokens.forget()
         self._hooks.note_closed()
-        if not self._delivered:
+        if self.ending is None or self.ending.error is not None:
             note_failed_rollout()
 
     # parts of a step
