@@ -29,6 +29,7 @@ from tests.logs.rollouts import (
     by_word,
     dataset,
     datums,
+    graded_by_word,
     logs_in,
     metrics,
     only_log,
@@ -118,6 +119,13 @@ def test_a_rescored_log_is_that_of_a_training_with_the_reward(
     assert seen(new) != seen(log)
     assert headers(new) == headers(wanted)
     assert trained_on(new) == trained_on(wanted)
+
+
+def test_a_rollout_that_a_limit_ended_in_its_first_reply_is_rewarded_again(tmp_path: Path) -> None:
+    log = rolled(by_word(), tmp_path / "old", token_limit=1)
+    new, done = rescored(log, tmp_path / "new")
+    assert samples(new)[0].output.empty
+    assert (seen(new), done.failures) == (seen(log), [])
 
 
 def test_a_group_reward_can_be_left_out_again(tmp_path: Path) -> None:
@@ -258,24 +266,32 @@ def test_a_scorer_of_choices_sees_what_the_solver_has_marked(
     assert 0 < sum(rewards(new)) < 6
 
 
-def test_a_judge_that_fails_again_gives_no_reward(tmp_path: Path) -> None:
-    log = rolled(with_judge(), tmp_path / "old", ASKED, on_error=-1.0)
-    new, done = rescored(log, tmp_path / "new", failed=True)
-    assert [(one.id, one.epoch) for one in done.failures] == [("s0", 2), ("s0", 3)]
-    assert (
-        "needs_judge were run again and failed: ConnectionError('the judge"
-        in done.failures[0].reason
-    )
-    assert rewards(new) == [0.5, None, None, 0.5, 0.5, 0.5]
-    assert [one["status"] for one in seen(new)][:3] == ["graded", "failed", "failed"]
-    assert all("could not be computed again" in one["error"] for one in seen(new)[1:3])
-    assert [one["metrics"]["failed"] for one in seen(new)][:3] == [0.0, 1.0, 1.0]
-    assert metrics(new, "reward") == {"mean": 0.5, "std": 0.0}
-    assert (new.eval.metadata or {})["errors"] == {"reward": 1, "unscored": 1}
-    assert [group.get_total_rewards() for group in trajectory_groups(samples(new))] == [
-        [0.5],
-        [0.5, 0.5, 0.5],
-    ]
+SHORT = "score:graded_by_word.short"
+
+
+@pytest.mark.parametrize("on_error", ["raise", -1.0, {"scorer": -2.0, "unscored": -3.0}], ids=str)
+@pytest.mark.parametrize(("before", "reward"), [("mean", SHORT), (SHORT, "mean")])
+def test_a_judge_that_fails_again_costs_what_it_would_in_a_training(
+    on_error: Any, before: str, reward: str, tmp_path: Path
+) -> None:
+    """Also where the reward does not read its score."""
+    task = Task(dataset=sums(3), solver=generate(), scorer=[graded_by_word(), needs_judge()])
+    asked = [["easy"], ["hard"], ["vague"]]
+    log = rolled(task, tmp_path / "old", asked, reward=before, on_error=on_error)
+    wanted = rolled(task, tmp_path / "wanted", asked, reward=reward, on_error=on_error)
+    new, done = rescored(log, tmp_path / "new", reward=reward)
+    assert [one.id for one in done.failures] == (["s1", "s2"] if reward == "mean" else ["s1"])
+    assert "needs_judge were run again and failed: ConnectionErr" in done.failures[0].reason
+    assert outcomes(new) == outcomes(wanted)
+    assert (new.eval.metadata or {})["errors"] == (wanted.eval.metadata or {})["errors"]
+    assert metrics(new, "reward") == metrics(wanted, "reward")
+    if on_error != "raise":  # what a training did not get cannot become a datum
+        assert trained_on(new) == trained_on(wanted)
+
+
+def outcomes(log: EvalLog) -> Any:
+    names = ("reward", "error_cause", "scores")
+    return [[*(one[name] for name in names), bool(one["error"])] for one in seen(log)]
 
 
 def test_the_same_call_only_makes_what_is_missing_or_failed(
@@ -331,7 +347,7 @@ def test_the_same_call_asks_only_for_scores_that_are_missing(tmp_path: Path) -> 
     for _ in range(3):
         new, done = rescored(log, tmp_path / "new", failed=True)
         made.append((rewards(new), done.scored))
-    assert made == [([2, None, None], 3), ([2, 3, None], 2), ([2, 3, 4], 1)]
+    assert made == [([2, -1, -1], 3), ([2, 3, -1], 2), ([2, 3, 4], 1)]
     assert [one["status"] for one in seen(new)] == ["graded"] * 3
     assert [each.get_total_rewards() for each in trajectory_groups(samples(new))] == [[2, 3, 4]]
 

@@ -286,8 +286,8 @@ def rescore_command(logs: tuple[str, ...], **choices: Any) -> None:
     LOGS are .eval logs of `inspect rl rollout` and `inspect rl train`, and folders of them; they
     are not changed. Rewards are computed of the logged scores, group rewards over the groups as
     logged. Scorers are run again only for rollouts whose logged scores are not enough: a scorer or
-    its judge had failed, or gave no number. A reward that fails again is an error of its sample
-    and never a number.
+    its judge had failed, or gave no number. A reward that fails again is an error of its sample,
+    and a number only if the training's on_error states a price.
 
     Interrupted, the same command continues. Exit codes: 0 all rewards computed, 1 nothing
     written, 2 wrong usage, 3 some rewards could not be computed (they are listed).

@@ -7,6 +7,7 @@ scorers concerned again, without a sandbox.
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from inspect_ai.solver import Choices, TaskState
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import FAILED, EpisodeResult
-from inspect_tinker_plugin.contracts.errors import PRICED, Cause, ConfigError, RewardError
+from inspect_tinker_plugin.contracts.errors import Cause, ConfigError, ErrorPolicy, RewardError
 from inspect_tinker_plugin.contracts.policy import POLICY_MODEL
 from inspect_tinker_plugin.logs.header import EXPECTED_SCORES
 from inspect_tinker_plugin.logs.rollout import (
@@ -50,6 +51,9 @@ from inspect_tinker_plugin.rewards.builtin import least_reward
 from inspect_tinker_plugin.rewards.scores import ScoreReward
 
 _GROUPS_AT_ONCE = 8
+_OF_SCORERS = frozenset({Cause.SCORER, Cause.JUDGE})
+"""Causes that fail an episode in its scoring, whether or not the reward reads the score."""
+
 _OF_SCORING = frozenset({Cause.SCORER, Cause.UNSCORED, Cause.REWARD})
 """Causes of failures after which the episode itself is complete."""
 
@@ -140,19 +144,21 @@ class LogRewards:
                     [GroupMember(member.result, member.own) for member in members]
                 )
             except (AggregatorError, UnscoredError) as error:
+                failed = AggregatorError(str(error), aggregator=self.group_reward.name)
                 for member in chosen:
-                    member.problem = member.problem or error
+                    member.problem = member.problem or failed
         for member, final in zip(members, finals, strict=True):
             if member.problem is not None:
                 self._note_failure(member.record, member.problem)
             elif member.own is not None:
                 self._note_reward(member.record, member.own, final)
+                self.computed += 1
         self._lower_prices(records)
 
     def _lower_prices(self, records: Sequence[EvalSample]) -> None:
         """Let no rollout whose policy made its sandbox fail keep more than one that is wrong has.
 
-        As in a training; but a price never rises, since the log does not say who has stated it.
+        As in a training; but a price never rises, since the log does not say how it was lowered.
         """
         rewards = [figures(each).get("reward") for each in records if _is_complete(each)]
         least = min((value for value in rewards if value is not None), default=math.inf)
@@ -160,7 +166,7 @@ class LogRewards:
             least = min(least, self.group_reward.least)
         for record in records:
             price = figures(record).get("reward")
-            if price is None or _cause(record) not in PRICED:
+            if price is None or _cause(record) not in self._prices.built_in:
                 continue
             scores, metrics = own_scores(self.log, record), _other_metrics(record)
             result = _episode_result(record, self.log, scores, metrics)
@@ -174,12 +180,15 @@ class LogRewards:
         metrics = _other_metrics(record)
         scores = own_scores(self.log, record)
         result = _episode_result(record, self.log, scores, metrics)
-        try:
-            return result, await self.reward(result)
-        except UnscoredError:
-            missing = _unread_scores(result)
-            if not missing:
-                raise
+        missing = _unread_scores(result)
+        if _cause(record) not in _OF_SCORERS:
+            try:
+                return result, await self.reward(result)
+            except UnscoredError:
+                if not missing:
+                    raise
+        elif not missing:
+            raise RewardError("its scorers failed beside their scores")
         # What a score is missing for is not logged: the scorers concerned are asked again.
         self.scored += 1
         scores = await self._score_again(record, scores, missing)
@@ -285,21 +294,37 @@ class LogRewards:
         note(record, "metrics", {**kept, **metrics})
         note(record, "reward_metrics", sorted(metrics))
         note(record, "reward", value if total is None else total)
-        self.computed += 1
 
     def _note_failure(self, record: EvalSample, problem: Exception) -> None:
-        """Put a failure into a record; it has no reward, which is not zero."""
-        cause = Cause.UNSCORED if isinstance(problem, UnscoredError) else Cause.REWARD
+        """Put a failure into a record, with its price, or with no reward, which is not zero.
+
+        One whose scorers failed before, and do again, is left as it was.
+        """
         reason = " ".join(str(problem).split())
-        note(record, "metrics", {**_other_metrics(record), FAILED: 1.0})
-        note(record, "reward_metrics", [])
-        note(record, "reward", None)
-        note(record, "error_cause", str(cause))
-        note(record, "status", str(RolloutStatus.FAILED))
-        text = f"[{cause}] its reward could not be computed again: {reason}"
-        record.error = EvalError(message=text, traceback=text, traceback_ansi=text)
         name = Path(self.log.location).name
         self.failures.append(Failed(name, record.id, record.epoch, reason))
+        if _cause(record) in _OF_SCORERS:
+            return
+        cause = Cause.REWARD if isinstance(problem, AggregatorError) else Cause.UNSCORED
+        penalty = self._prices.penalty(cause)
+        if penalty is not None:
+            self._note_reward(record, Reward(penalty, {f"error/{cause}": 1.0}), None)
+        else:
+            note(record, "metrics", _other_metrics(record))
+            note(record, "reward_metrics", [])
+            note(record, "reward", None)
+        if penalty is None or figures(record)["status"] != RolloutStatus.GRADED:
+            note(record, "status", str(RolloutStatus.FAILED))
+        note(record, "metrics", {**figures(record)["metrics"], FAILED: 1.0})
+        note(record, "error_cause", str(cause))
+        text = f"[{cause}] its reward could not be computed again: {reason}"
+        record.error = EvalError(message=text, traceback=text, traceback_ansi=text)
+
+    @cached_property
+    def _prices(self) -> ErrorPolicy:
+        """What the training paid for failures."""
+        said = (self.log.eval.metadata or {}).get("on_error", "raise")
+        return ErrorPolicy.of(said if said == "raise" else ast.literal_eval(said))
 
 
 def _groups(log: EvalLog) -> Iterator[list[EvalSample]]:
@@ -428,7 +453,7 @@ def _episode_result(
         error=None,
         turns=turns,
         usage=record.model_usage.get(POLICY_MODEL) or ModelUsage(),
-        truncated=record.output.stop_reason == "max_tokens",
+        truncated=not record.output.empty and record.output.stop_reason == "max_tokens",
         expected_scores=expected,
         metrics=dict(metrics),
         build_log=lambda: record,

@@ -14,12 +14,12 @@ from typing import Any
 from inspect_ai.log import EvalLog, read_eval_log, write_eval_log
 
 from inspect_tinker_plugin import inspect_internals as internals
-from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.contracts.errors import Cause, ConfigError
 from inspect_tinker_plugin.contracts.policy import POLICY_PROVIDER
 from inspect_tinker_plugin.episode.task import resolve_roles
 from inspect_tinker_plugin.logs.header import add_rewards, count_errors, eval_results
 from inspect_tinker_plugin.logs.regrading import Failed, LogRewards, expected_scores
-from inspect_tinker_plugin.logs.rollout import own_scores
+from inspect_tinker_plugin.logs.rollout import note, own_scores
 from inspect_tinker_plugin.processes import alone_in
 from inspect_tinker_plugin.rewards import (
     MonitorPenalty,
@@ -281,6 +281,8 @@ def _take_scores(log: EvalLog, earlier: EvalLog) -> None:
         if found := scored.get((record.id, record.epoch)):
             record.scores = own_scores(earlier, found) or None
             record.events, record.attachments = found.events, found.attachments
+            if record.error is not None and found.error is None:  # its scorers have ended since
+                note(record, "error_cause", str(Cause.UNSCORED))
 
 
 def _write(log: EvalLog, target: Path) -> None:
