@@ -234,6 +234,15 @@ async def test_a_rollout_that_was_cut_off_shows_how_far_it_came(tmp_path: Path) 
     assert figures(log, "status") == ["cut"]
 
 
+@pytest.mark.parametrize("own", [{}, {"solver": two_turns()}], ids=["the task's", "another"])
+async def test_the_solver_of_a_log_is_one_that_replaces_the_tasks(
+    own: dict[str, Any], tmp_path: Path
+) -> None:
+    log = await logged(dataset(by_word(1), tmp_path / "own", **own), tmp_path / "own", ["2"])
+    [wanted] = await eval_async(by_word(1), model="mockllm/model", log_dir=str(tmp_path), **own)
+    assert (log.eval.solver, log.eval.solver_args) == (wanted.eval.solver, wanted.eval.solver_args)
+
+
 async def test_a_scorer_called_reward_keeps_its_name(tmp_path: Path) -> None:
     task = Task(dataset=sums(1), solver=generate(), scorer=[match(), scorer_called_reward()])
     log = await logged(dataset(task, tmp_path, reward="score:match"), tmp_path, ["1"])

@@ -89,6 +89,7 @@ class PreparedTask:
         task: The task itself.
         name: Its name, as in logs.
         options: How episodes are run.
+        solver: What replaces the task's solver, if anything does.
         limits: The limits of every sample.
         scorers: The scorers, guarded against asking the policy to grade itself.
         sandbox: The task's sandbox after overrides; a sample may have another.
@@ -116,7 +117,8 @@ class PreparedTask:
         self.name = task.name
         self.options = options = options or EpisodeOptions()
         self.limits = SampleLimits.of(task, options)
-        self.plan = internals.resolve_plan(task, _as_solver(solver))
+        self.solver = _as_solver(solver)
+        self.plan = internals.resolve_plan(task, self.solver)
         self.scorers = _guarded_scorers(task)
         self.run_dir = internals.task_run_dir(task)
         self.without_sandbox = sandbox is False

@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from inspect_ai import Task
 from inspect_ai.log import (
     EvalConfig,
     EvalDataset,
@@ -27,6 +26,7 @@ from inspect_ai.log import (
 )
 from inspect_ai.model import ModelUsage
 from inspect_ai.scorer import Score
+from inspect_ai.solver import Solver
 from inspect_ai.util import SandboxEnvironmentSpec, registry_info
 
 from inspect_tinker_plugin import inspect_internals as internals
@@ -73,9 +73,10 @@ def eval_spec(
         task_version=task.version,
         task_file=internals.task_file(task),
         task_registry_name=task.registry_name,
-        task_args=_arguments(task),
-        task_args_passed=_arguments(task),
-        solver=_solver(prepared),
+        task_args=_arguments(task) or {},
+        task_args_passed=_arguments(task) or {},
+        solver=_registered_name(prepared.solver),
+        solver_args=_arguments(prepared.solver),
         dataset=EvalDataset(
             name=task.dataset.name,
             location=task.dataset.location,
@@ -110,21 +111,19 @@ def eval_spec(
     )
 
 
-def _arguments(task: Task) -> dict[str, Any]:
+def _arguments(made: object) -> dict[str, Any] | None:
     try:
-        return dict(internals.registry_params(task))
+        return dict(internals.registry_params(made))
     except ValueError:
-        return {}
+        return None
 
 
-def _solver(prepared: PreparedTask) -> str | None:
-    names = []
-    for step in prepared.plan.steps:
-        try:
-            names.append(internals.registry_unqualified_name(registry_info(step).name))
-        except ValueError:
-            names.append(getattr(step, "__name__", type(step).__name__))
-    return ", ".join(names) or None
+def _registered_name(solver: Solver | None) -> str | None:
+    """Name the solver that replaces the task's; of the task's own, an eval's log says nothing."""
+    try:
+        return registry_info(solver).name
+    except ValueError:
+        return None
 
 
 def _sandbox(spec: SandboxEnvironmentSpec | None) -> SandboxEnvironmentSpec | None:
