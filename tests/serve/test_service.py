@@ -186,6 +186,7 @@ def test_a_failure_is_no_reward_of_zero() -> None:
     [
         ([1, 2], [-0.1], "1 log-probabilities for 2 tokens"),
         ([1], [float("nan")], "no finite number"),
+        ([1, 2], [1e-6, 0.5], "returned 0.5 as a log-probability: it is above 0"),
         ([], [], "an empty reply"),
         ([-1], [-0.1], "something else than token ids"),
     ],

@@ -31,6 +31,9 @@ _PATHS = {"completions": "v1/completions", "generate": "inference/v1/generate"}
 MAX_ANSWER = 2**27
 """Bytes of an answer at most; less where 4 KiB per token of prompt and reply is less."""
 
+_ROUNDING = 0.01
+"""How far above 0 rounding may bring the log-probability of a certain token."""
+
 SESSION_HEADER = "X-Session-ID"
 """Header with the id of the episode, by which routers choose an engine."""
 
@@ -77,7 +80,7 @@ class Sampled:
 
         Raises:
             SamplerError: There is no token, one is no token id, or there is not one finite
-                log-probability per token.
+                log-probability per token, at most 0 but for rounding.
         """
         if not self.tokens:
             raise SamplerError("the sampler returned an empty reply, without even a stop token")
@@ -92,6 +95,8 @@ class Sampled:
             )
         if not all(math.isfinite(value) for value in self.logprobs):
             raise SamplerError("the sampler returned a log-probability that is no finite number")
+        if (most := max(self.logprobs)) > _ROUNDING:
+            raise SamplerError(f"the sampler returned {most:g} as a log-probability: it is above 0")
         if not isinstance(self.policy_version, int | str | None):
             raise SamplerError("the sampler's policy_version is neither a number nor a text")
 
