@@ -32,6 +32,10 @@ CALLING = {
 }
 """A call in the format of each renderer."""
 
+KIMI = [f"<|tool_call{name}|>" for name in ("_begin", "_argument_begin", "_end")]
+KIMI += [f"<|tool_calls_section_{end}|>" for end in ("begin", "end")]
+KIMI_CALL = '{3}{0}functions.bash:0{1}{{"cmd": "ls"}}{2}{4}'.format(*KIMI)
+
 HARMONY = [f"<|{name}|>" for name in ("start", "end", "channel", "message", "call", "return")]
 
 
@@ -117,6 +121,27 @@ async def test_a_call_that_does_not_parse_has_a_parse_error(text: str, function:
     message = await answered(output)
     assert message.error is not None
     assert message.error.type == "parsing"
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "times", "failed"),
+    [
+        ("kimi_k2", KIMI_CALL, 1, [False]),
+        ("kimi_k2", KIMI_CALL, 2, [False, True]),
+        ("kimi_k2", KIMI_CALL.replace(":0", ""), 1, [True]),
+        ("deepseekv3", CALLING["deepseekv3"].replace("VALUE", '"ls"'), 2, [False, True]),
+        ("deepseekv3", CALLING["deepseekv3"].replace("bash", ""), 1, [True]),
+    ],
+    ids=["one", "two sections", "no number", "two sections of DeepSeek", "no name"],
+)
+def test_a_call_that_its_renderer_passes_over_has_a_parse_error(
+    name: str, call: str, times: int, failed: list[bool]
+) -> None:
+    own = get_renderer(name, tokenizer(*KIMI)) if name == "kimi_k2" else renderer(name)
+    rollout = Rollout(DatasetRenderer(own), tools=[BASH])
+    output = rollout.turn(opening()[1:], f"I try.{call * times}")
+    assert [bool(each.parse_error) for each in output.message.tool_calls or []] == failed
+    assert output.message.content == "I try."
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,9 @@ from inspect_tinker_plugin.tokens.tokenizers import ControlTokens
 _BLANKS_IN_CALL = re.compile(r"(?>.*?<\W{0,2}tool.call[^<>\s]*>).*\s{1000}", re.DOTALL)
 """What takes some renderers hours: they look for the parts of a call in the cube of its blanks."""
 
+_CALL_BEGINS = re.compile(r"(?:<\W?tool.calls.(?:section.)?begin\W?>\s*)?<\W?tool.call.begin\W?>")
+"""Tokens that begin a call, or a section of calls and its first one: Kimi K2, DeepSeek V3."""
+
 
 @dataclass(frozen=True)
 class ParsedReply:
@@ -238,6 +241,7 @@ class ReplyParser:
             message, termination = self._renderer.parse_response(tokens)
             if message["content"] == text and self._is_silent(message, tokens):
                 message["content"] = ""
+            self._note_lost_call(message, text, tokens)
             return message, termination
         except (ValueError, RecursionError) as error:
             digits = "integer string conversion" in str(error)  # it has no type of its own
@@ -246,6 +250,20 @@ class ReplyParser:
             raw = UnparsedToolCall(raw_text=text, error=str(error))
             message = Message(role="assistant", content=text, unparsed_tool_calls=[raw])
             return message, ParseTermination.MALFORMED
+
+    def _note_lost_call(self, message: Message, text: str, tokens: Sequence[int]) -> None:
+        """Note a call that the renderer has passed over: without a name, or in a second section."""
+        said = text.rpartition("</think>")[2]
+        begun = [each.start() for each in _CALL_BEGINS.finditer(said)]
+        if not begun or "unparsed_tool_calls" in message:
+            return
+        control = [
+            str(self._tokenizer.decode([each])) for each in tokens if each in self._control.ids
+        ]
+        sampled = sum(bool(_CALL_BEGINS.fullmatch(each)) for each in control)  # others are spelled
+        if min(len(begun), sampled) > len(message.get("tool_calls", [])):
+            raw = UnparsedToolCall(raw_text=said[begun[-1] :], error="it has another form")
+            message["unparsed_tool_calls"] = [raw]
 
     def _is_silent(self, message: Message, tokens: list[int]) -> bool:
         """Whether a reply has no text: the renderer of gpt-oss takes all of it for the text then.
