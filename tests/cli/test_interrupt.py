@@ -287,6 +287,43 @@ def test_a_second_ctrl_c_cancels_again_and_cuts_off_nothing_else() -> None:
     assert done.stdout.splitlines() == ["cancelled again", "cleaned up", "interrupted True"]
 
 
+UNCANCELLED = """
+import anyio, asyncio, os, signal
+from inspect_tinker_plugin.processes.workers import run_in_loop
+
+async def outlast(stopping):
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await stopping.wait()
+
+async def work():
+    stopping = asyncio.Event()
+    async with anyio.create_task_group() as group:
+        group.start_soon(outlast, stopping)
+        await asyncio.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            await anyio.sleep_forever()
+        finally:
+            stopping.set()
+
+try:
+    run_in_loop(work())
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_a_cancellation_that_anyio_takes_back_interrupts() -> None:
+    command = [sys.executable, "-c", UNCANCELLED]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "interrupted\n"
+
+
 HANGING = """
 import os, signal, threading, time
 from inspect_tinker_plugin.processes.workers import run_in_loop

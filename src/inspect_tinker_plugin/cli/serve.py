@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from inspect_tinker_plugin.cli.options import (
 )
 from inspect_tinker_plugin.cli.reporting import reported
 from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.processes.workers import run_in_loop
 
 if TYPE_CHECKING:
     from inspect_tinker_plugin.serve.host import Host
@@ -214,4 +214,4 @@ def serve_model_command(
             model, host=choices["host"], port=choices["port"], token=token, ready=ready
         )
 
-    asyncio.run(serve())
+    run_in_loop(serve())

@@ -107,7 +107,8 @@ def run_in_loop(work: Coroutine[Any, Any, T]) -> T:
         _main_tasks[asyncio.get_running_loop()] = task
         try:
             with _cancelled_by_ctrl_c(task) if by_asyncio else nullcontext():
-                return await work
+                # In its own task: anyio may take back a cancellation of the task that it runs in.
+                return await asyncio.ensure_future(work)
         except asyncio.CancelledError:
             if task.cancelling():
                 raise KeyboardInterrupt from None
