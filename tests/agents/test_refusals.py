@@ -41,6 +41,8 @@ REFUSED: dict[str, dict[str, Any]] = {
     "an image": {"messages": [{"role": "user", "content": [LOOK]}]},
     "a sound": {"messages": [{"role": "user", "content": [LISTEN]}]},
     "two replies": PLAIN | {"n": 2},
+    "less than no tokens": PLAIN | {"max_tokens": -1},
+    "a text for a number": PLAIN | {"max_tokens": "5"},
 }
 HALF = "\ud800"
 HALF_TOOL = {

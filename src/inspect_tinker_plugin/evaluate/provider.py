@@ -374,7 +374,8 @@ def _find_refused(config: GenerateConfig) -> list[str]:
     return unknown + [
         f"{name}={value}"
         for name, value in values.items()
-        if value is not None and not RANGES[name][0] <= value <= RANGES[name][1]
+        if value is not None
+        and (isinstance(value, str) or not RANGES[name][0] <= value <= RANGES[name][1])
     ]
 
 

@@ -141,10 +141,10 @@ class EpisodeTokens:
             RendererError: The renderer cannot carry a message or the tools, and nothing was
                 sampled yet.
             EpisodeError: It cannot, and the policy has brought that about; or the solver asked
-                for what one sampled reply cannot give (``num_choices`` above one). Its cause is
-                ``policy``.
+                for what one sampled reply cannot give (``num_choices`` above one, a ``max_tokens``
+                of zero). Its cause is ``policy``.
         """
-        self._check_choices(request)
+        self._check_options(request)
         warn_of_ignored(self._context, request, self._task)
         turn, found = self._render(lambda: self._find_turn(request))
         if self._window is not None and self._window - turn.length < LEAST_ROOM:
@@ -407,13 +407,16 @@ class EpisodeTokens:
                 )
         return converted
 
-    def _check_choices(self, request: TurnRequest) -> None:
-        choices = request.config.num_choices
-        if choices is not None and choices > 1:
+    def _check_options(self, request: TurnRequest) -> None:
+        choices: object = request.config.num_choices
+        if choices not in (None, 0, 1):
             raise self._not_honoured_error(
                 f"the solver asked for num_choices={choices}, but a policy under training "
                 "gives one reply to a prompt. Use group_size for several replies."
             )
+        most: object = request.config.max_tokens  # of a program, anything that JSON can hold
+        if most is not None and not (isinstance(most, int) and most > 0):
+            raise self._not_honoured_error(f"max_tokens={most!r} is not a whole number above 0")
 
     def _not_honoured_error(self, why: str) -> EpisodeError:
         return EpisodeError(
