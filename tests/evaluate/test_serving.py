@@ -219,10 +219,13 @@ async def test_a_prompt_over_the_window_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"max_tokens": 2.5}, "in bridged request"),
+        ({"max_tokens": 2.5}, "max_tokens: Input should be a valid integer"),
+        ({"max_tokens": "5"}, "max_tokens: Input should be a valid integer"),
+        ({"messages": []}, "messages: List should have at least 1 item"),
         ({"tool_choice": "bogus"}, "in bridged request"),
         ({"messages": [{"content": "a"}]}, "the request cannot be read: KeyError: 'role'"),
-        ({"tools": ["add"]}, "the request cannot be read: AttributeError"),
+        ({"tools": ["add"]}, r"tools\.0: Input should be a valid dictionary"),
+        ({"stop": 5}, "in bridged request"),
         ({"tools": [{"type": "custom", "custom": {"name": "z"}}]}, '"custom" tool calls'),
     ],
 )

@@ -20,6 +20,7 @@ import h11
 import tinker
 from inspect_ai.agent import agent_bridge
 from inspect_ai.model import Model
+from pydantic import ConfigDict, ValidationError, conlist, create_model
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.agents import dialects
@@ -45,6 +46,21 @@ CARRIED_OUT = {
     "top_k stop_sequences thinking output_config",
 }
 """By method, the parts of a request that Inspect's bridge passes on: the provider judges them."""
+
+_OBJECT = dict[str, Any]
+
+_TYPES: dict[Any, str] = {
+    int: "max_tokens max_completion_tokens max_output_tokens n seed top_k top_logprobs",
+    float: "temperature top_p frequency_penalty presence_penalty",
+    bool: "logprobs parallel_tool_calls",
+    _OBJECT: "response_format text reasoning thinking output_config logit_bias",
+    list[_OBJECT]: "tools",
+    conlist(_OBJECT, min_length=1): "messages",
+}
+"""Parts of requests by their type, where Inspect's bridge does not insist on it."""
+
+_fields: Any = {name: (kind, None) for kind, names in _TYPES.items() for name in names.split()}
+_Typed = create_model("_Typed", __config__=ConfigDict(strict=True), **_fields)
 
 WITHOUT_EFFECT = frozenset(
     {
@@ -170,6 +186,11 @@ def _check_request(method: str, request: dict[str, Any]) -> dict[str, Any]:
         for name, value in request.items()
         if value is not None and name not in WITHOUT_EFFECT
     }
+    try:
+        _Typed.model_validate(body)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        raise ConfigError(f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}") from error
     unknown = sorted(body.keys() - CARRIED_OUT[method].split())
     form = body.get("response_format") or body.get("text", {}).get("format") or {}
     if form.get("type") == "json_object":
