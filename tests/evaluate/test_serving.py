@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from tests.evaluate.test_provider import Client, model
 
 from inspect_tinker_plugin.cli.main import rl
+from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.evaluate.serving import serve_model
 from inspect_tinker_plugin.testing.policy import load_tokenizer
 
@@ -358,6 +359,13 @@ async def test_a_failure_of_the_server_is_one_of_the_gateway(kind: type[Exceptio
     async with served(Broken()) as address, client(address) as asked:
         with pytest.raises(openai.InternalServerError, match="the engine has gone"):
             await asked.chat.completions.create(model="any", messages=ASK)
+
+
+async def test_an_address_that_another_server_has_is_an_error() -> None:
+    async with served(Client()) as address:
+        port = int(address.rpartition(":")[2])
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port} cannot be opened: Address"):
+            await serve_model(model(Client()), host="127.0.0.1", port=port, token=None, ready=print)
 
 
 def test_other_machines_need_a_token(tmp_path: Any) -> None:

@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,14 +99,19 @@ async def test_the_exit_code_of_a_background_job_names_the_signal() -> None:
     assert b"Error" not in log
 
 
-async def test_an_address_that_cannot_be_opened_is_an_error() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+@pytest.mark.parametrize("when", ["before", "while the tasks are loaded"])
+async def test_an_address_that_another_server_has_is_an_error(when: str) -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", 0))
+        load: Any = other.listen
+        if when == "before":
+            other.listen()
+            load = partial(pytest.fail, "loaded")
+        port = other.getsockname()[1]
         where: Any = {"host": "127.0.0.1", "port": port, "workers": 1, "opened": print}
         with pytest.raises(ConfigError, match=f"127.0.0.1:{port} cannot be opened: Address"):
-            run_server(lambda: pytest.fail("loaded"), token=None, patience=1, **where)
+            run_server(load, token=None, patience=1, **where)
 
 
 @pytest.mark.slow
