@@ -130,7 +130,8 @@ class EpisodeOptions:
     max_subprocesses: int | None = option(
         None,
         "Maximum subprocesses in parallel (per process; as many as processor cores by default). "
-        "A program in the `local` sandbox counts while it runs, also while it waits for the model.",
+        "A program in a `local` or `docker` sandbox counts while it runs, also while it waits for "
+        "the model.",
         "audit",
         *RUNNING,
     )

@@ -289,6 +289,21 @@ def test_a_judge_that_fails_again_costs_what_it_would_in_a_training(
         assert trained_on(new) == trained_on(wanted)
 
 
+def broken(members: Sequence[Any]) -> list[float]:
+    raise ValueError("it is broken")
+
+
+def test_what_a_group_reward_that_failed_had_cost_does_not_stay(tmp_path: Path) -> None:
+    task = Task(dataset=sums(1), solver=generate(), scorer=[graded_by_word(), needs_judge()])
+    asked, on_error = [["easy", "hard"]], {"reward": -5.0, "scorer": -2.0}
+    log = rolled(task, tmp_path / "old", asked, group_reward=broken, on_error=on_error)
+    assert rewards(log) == [-5.0, -5.0]
+    wanted = rolled(task, tmp_path / "wanted", asked, on_error=on_error)
+    new, _ = rescored(log, tmp_path / "new", no_group_reward=True)
+    assert outcomes(new) == outcomes(wanted)
+    assert trained_on(new) == trained_on(wanted)
+
+
 def outcomes(log: EvalLog) -> Any:
     names = ("reward", "error_cause", "scores")
     return [[*(one[name] for name in names), bool(one["error"])] for one in seen(log)]

@@ -298,14 +298,16 @@ class LogRewards:
     def _note_failure(self, record: EvalSample, problem: Exception) -> None:
         """Put a failure into a record, with its price, or with no reward, which is not zero.
 
-        One whose scorers failed before, and do again, is left as it was.
+        Where its scorers failed before, and do again, that is still its error.
         """
         reason = " ".join(str(problem).split())
         name = Path(self.log.location).name
         self.failures.append(Failed(name, record.id, record.epoch, reason))
-        if _cause(record) in _OF_SCORERS:
-            return
         cause = Cause.REWARD if isinstance(problem, AggregatorError) else Cause.UNSCORED
+        text = f"[{cause}] its reward could not be computed again: {reason}"
+        error = EvalError(message=text, traceback=text, traceback_ansi=text)
+        if (before := _cause(record)) in _OF_SCORERS:
+            cause, error = Cause(before), record.error or error
         penalty = self._prices.penalty(cause)
         if penalty is not None:
             self._note_reward(record, Reward(penalty, {f"error/{cause}": 1.0}), None)
@@ -317,8 +319,7 @@ class LogRewards:
             note(record, "status", str(RolloutStatus.FAILED))
         note(record, "metrics", {**figures(record)["metrics"], FAILED: 1.0})
         note(record, "error_cause", str(cause))
-        text = f"[{cause}] its reward could not be computed again: {reason}"
-        record.error = EvalError(message=text, traceback=text, traceback_ansi=text)
+        record.error = error
 
     @cached_property
     def _prices(self) -> ErrorPolicy:
