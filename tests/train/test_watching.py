@@ -132,7 +132,9 @@ def test_what_a_dead_process_has_left_is_not_shown(run: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["trainer.json", "worker.json"])
-@pytest.mark.parametrize("wrong", ["[1]", "{}", '"running": [{}]', '"ended": 0', '"pid": "x"'])
+@pytest.mark.parametrize(
+    "wrong", ["[1]", "{}", '"running": [{}]', '"ended": 0', '"pid": "x"', "[" * 10_000]
+)
 def test_a_file_of_another_form_is_not_shown(run: Path, name: str, wrong: str) -> None:
     about = f'"host": "{os.uname().nodename}", "pid": {os.getpid()}'
     with watchable(run):

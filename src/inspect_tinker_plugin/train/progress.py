@@ -327,7 +327,7 @@ def _read(path: Path) -> LiveFile | None:
     try:
         written = path.stat().st_mtime
         found = LiveFile(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, TypeError, ValueError):
+    except (OSError, RecursionError, TypeError, ValueError):
         return None
     if found.host != socket.gethostname():
         return found
