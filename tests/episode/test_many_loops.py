@@ -19,7 +19,7 @@ from tests.functions import make_solver
 from tests.rl.policies import Words, renderer
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
-from inspect_tinker_plugin.episode.sandbox import Places
+from inspect_tinker_plugin.processes.loops import Places
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 
 THREADS = 4

@@ -30,13 +30,9 @@ from inspect_docker_pool.config import DockerPoolConfig
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.contracts.errors import Cause, SandboxError
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
-from inspect_tinker_plugin.episode.sandbox import (
-    InSurroundings,
-    Places,
-    sandbox_places,
-    surroundings,
-)
+from inspect_tinker_plugin.episode.sandbox import InSurroundings, sandbox_places, surroundings
 from inspect_tinker_plugin.options import EpisodeOptions
+from inspect_tinker_plugin.processes.loops import Places
 
 
 async def test_surroundings_are_changed_only_while_the_work_itself_runs(tmp_path: Path) -> None:

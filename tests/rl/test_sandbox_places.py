@@ -19,7 +19,7 @@ from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollout_strategy import FailFast, MinViableGroup, RetryOnFailure
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
-from inspect_tinker_plugin.episode.sandbox import Places
+from inspect_tinker_plugin.processes.loops import Places
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset, as_rl_dataset
 
 
@@ -100,7 +100,7 @@ async def test_a_waiter_of_a_loop_that_is_gone_is_passed_over() -> None:
     async with places.place(1):
         # Not by asyncio.run(): where nest_asyncio is in force, that leaves its loop open.
         gone = asyncio.new_event_loop()
-        places._waiting.append((gone.create_future(), lambda inside: inside < 1))
+        places._waiting.append((gone.create_future(), 1))
         gone.close()
     async with asyncio.timeout(60), places.place(1):
         pass

@@ -31,7 +31,7 @@ from inspect_tinker_plugin.episode.boundaries import CANCEL_GRACE, Operations
 from inspect_tinker_plugin.episode.task import PreparedTask
 from inspect_tinker_plugin.processes.loops import (
     GivenUpError,
-    Turnstile,
+    Places,
     run_bounded,
     run_uninterrupted,
 )
@@ -184,38 +184,15 @@ class InSurroundings(Awaitable[T]):
                 thrown = error
 
 
-class Places(Turnstile):
-    """The sandboxes of one provider that are alive, for the whole process and all its datasets.
-
-    Each caller brings the bound of its dataset and gets a place when fewer than that are alive:
-    a training set with eight places and a test set with four have at most eight between them.
-    Inspect's ``concurrency()`` is reset whenever an eval starts, which would lift the bound.
-    """
-
-    @property
-    def alive(self) -> int:
-        """Places held now."""
-        return self.inside
-
-    @asynccontextmanager
-    async def place(self, bound: int | None) -> AsyncIterator[None]:
-        """Hold a place, among fewer than ``bound`` others if that is given."""
-        if bound is None:
-            self.pass_by()
-        else:
-            await self.enter(lambda alive: alive < bound)
-        try:
-            yield
-        finally:
-            self.leave()
-
-
 _places: dict[str, Places] = {}
 _lock = threading.Lock()
 
 
 def sandbox_places(provider: str) -> Places:
-    """Return this process's places for a provider."""
+    """Return this process's places for a provider, shared by all of its datasets.
+
+    Inspect's ``concurrency()`` is reset whenever an eval starts, which would lift the bound.
+    """
     with _lock:
         return _places.setdefault(provider, Places())
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 import anyio
@@ -236,37 +236,38 @@ def _settle(future: asyncio.Future[Any], result: object, error: BaseException | 
         future.set_exception(error)
 
 
-Admission = Callable[[int], bool]
-"""Says whether one more may enter, given how many are inside."""
+class Places:
+    """Places for a process, given first come first served, whichever loop waits for one.
 
+    Each caller brings a bound of its own, and gets a place when fewer than that are held: callers
+    with eight and with four hold at most eight between them.
 
-class Turnstile:
-    """Admits waiters one by one, first come first served, whichever loop they wait in."""
+    Attributes:
+        alive: Places held now.
+    """
 
     def __init__(self) -> None:
-        self._inside = 0
-        self._waiting: deque[tuple[asyncio.Future[None], Admission]] = deque()
+        self.alive = 0
+        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
         # The collector may close an abandoned waiter while this thread is in here.
         self._lock = threading.RLock()
 
-    @property
-    def inside(self) -> int:
-        """How many are inside."""
-        return self._inside
+    @asynccontextmanager
+    async def place(self, bound: int | None) -> AsyncIterator[None]:
+        """Hold a place, among fewer than ``bound`` others; without one, wait for nobody."""
+        await self._enter(bound)
+        try:
+            yield
+        finally:
+            self._leave()
 
-    def pass_by(self) -> None:
-        """Enter without waiting for those who wait."""
+    async def _enter(self, bound: int | None) -> None:
         with self._lock:
-            self._inside += 1
-
-    async def enter(self, admits: Admission) -> None:
-        """Enter as soon as all earlier waiters are inside and ``admits`` allows it."""
-        with self._lock:
-            if not self._waiting and admits(self._inside):
-                self._inside += 1
+            if bound is None or (not self._waiting and self.alive < bound):
+                self.alive += 1
                 return
             turn = asyncio.get_running_loop().create_future()
-            waiter = turn, admits
+            waiter = turn, bound
             self._waiting.append(waiter)
         try:
             await turn
@@ -276,17 +277,17 @@ class Turnstile:
                     self._waiting.remove(waiter)
                     self._admit_waiters()
                 else:  # the turn had been given already
-                    self.leave()
+                    self._leave()
             raise
 
-    def leave(self) -> None:
-        """Leave, and admit waiters, in order, up to the first one that may not enter yet."""
+    def _leave(self) -> None:
         with self._lock:
-            self._inside -= 1
+            self.alive -= 1
             self._admit_waiters()
 
     def _admit_waiters(self) -> None:
-        while self._waiting and self._waiting[0][1](self._inside):
+        """Give places to waiters, in order, up to the first one whose bound is reached."""
+        while self._waiting and self.alive < self._waiting[0][1]:
             turn, _ = self._waiting.popleft()
             # One that is cancelled at this moment leaves by itself; a closed loop's never does.
-            self._inside += run_in(turn.get_loop(), _settle, turn, None, None)
+            self.alive += run_in(turn.get_loop(), _settle, turn, None, None)
