@@ -227,10 +227,9 @@ async def test_methods_are_given_what_they_take() -> None:
     async def with_headers(json_data: dict[str, Any], headers: dict[str, str] | None = None) -> Any:
         return headers
 
-    calls = Calls("service", {"without": without, "with": with_headers})
     params = {"json_data": {"model": "m"}, "headers": {"accept": "all"}}
     async with anyio.create_task_group() as tasks:
-        calls.start_in(tasks)
+        calls = Calls("service", {"without": without, "with": with_headers}, tasks)
         assert await calls.call("without", params) == {"model": "m"}
         assert await calls.call("with", params) == {"accept": "all"}
 

@@ -76,7 +76,7 @@ async def _serve(stand_in: BridgeSandbox, name: str, methods: dict[str, Any], st
     """Run the service of a bridge on its stand-in, until cancelled."""
     if started is not None:
         started.set()
-    await stand_in.serve(Calls(name, methods))
+    await stand_in.serve(name, methods)
 
 
 class BridgeSandbox:
@@ -116,13 +116,12 @@ class BridgeSandbox:
         """End the iteration; the port is served until the bridge ends."""
         self._killed.set()
 
-    async def serve(self, calls: Calls) -> None:
-        """Serve programs until cancelled."""
+    async def serve(self, name: str, methods: dict[str, Any]) -> None:
+        """Serve programs with the methods of a service until cancelled."""
         try:
             await self._asked.wait()
             async with anyio.create_task_group() as tasks:
-                calls.start_in(tasks)
-                api = ModelApi(calls.call)
+                api = ModelApi(Calls(name, methods, tasks).call)
 
                 async def serve(client: Client) -> None:
                     try:
@@ -171,24 +170,25 @@ class Calls(internals.SandboxService):
     """Inspect's service, whose requests and responses are passed directly and not as files.
 
     So limits, terminations, checks and warnings are Inspect's own.
+
+    Args:
+        name: Name of the service.
+        methods: Its methods.
+        tasks: Where calls run, so that they outlive a program that does not wait.
     """
 
     _queue = "/requests"
 
-    def __init__(self, name: str, methods: dict[str, Any]) -> None:
+    def __init__(self, name: str, methods: dict[str, Any], tasks: TaskGroup) -> None:
         super().__init__(name, cast(SandboxEnvironment, None))  # all that used it is replaced
         self._requests_dir = self._queue
         self._requests: dict[str, str] = {}
         self._answers: dict[str, asyncio.Future[Any]] = {}
-        self._tasks: TaskGroup | None = None
+        self._tasks = tasks
         for method, function in methods.items():
             self.add_method(method, function)
         # Releases differ in whether a method takes the headers of a request.
         self._parameters = {name: signature(method).parameters for name, method in methods.items()}
-
-    def start_in(self, tasks: TaskGroup) -> None:
-        """Run calls in a task group, so that they outlive a program that does not wait."""
-        self._tasks = tasks
 
     async def call(self, method: str, params: dict[str, Any]) -> Any:
         """Call a method.
@@ -197,7 +197,6 @@ class Calls(internals.SandboxService):
             CallFailedError: it failed with something other than an error of the model.
             ValueError: its parameters cannot be passed on.
         """
-        assert self._tasks is not None
         id = str(uuid.uuid4())
         params = {k: value for k, value in params.items() if k in self._parameters[method]}
         self._requests[id] = json.dumps({"id": id, "method": method, "params": params})

@@ -15,7 +15,6 @@ import shlex
 import signal
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -65,15 +64,15 @@ async def use_processes(
         environments: The sandboxes, as the episode's code gets them.
         watch: Makes an operation of the episode of what waits for a command.
     """
-    commands = _Commands(watch)
+    local: list[LocalCommand] = []
     for environment in environments:
-        vars(environment)["exec_remote"] = _starting_in(environment, commands)
+        vars(environment)["exec_remote"] = _starting_in(environment, watch, local)
     try:
         yield
     finally:
         for environment in environments:
             vars(environment).pop("exec_remote", None)  # which refers to the environment
-        for command in commands.local:
+        for command in local:
             await command.close()
             command.end_children()
 
@@ -98,69 +97,48 @@ def is_local(environment: object) -> bool:
     return type(environment).__name__ == "LocalSandboxEnvironment"
 
 
-def _starting_in(environment: SandboxEnvironment, commands: _Commands) -> Any:
-    """Return what starts the commands of a sandbox: directly, or in Inspect's own way."""
+def _starting_in(environment: SandboxEnvironment, watch: Watch, local: list[LocalCommand]) -> Any:
+    """Return what starts the commands of a sandbox: directly, or in Inspect's own way.
+
+    Args:
+        environment: The sandbox.
+        watch: Makes an operation of the episode of what waits for a command.
+        local: Gets the commands that the end of the sandbox may not end.
+    """
     inspects = environment.exec_remote
 
     async def exec_remote(
         cmd: list[str], options: Options | None = None, *, stream: bool = True
     ) -> Any:
-        found = await _start(environment, commands, cmd, options, stream)
-        if found is not None:
-            return found
-        return await inspects(cmd, options, stream=stream)  # type: ignore[call-overload]
+        given = options or ExecRemoteAwaitableOptions()
+        where: dict[str, Any] = {"cwd": given.cwd, "env": given.env, "user": given.user}
+
+        async def open_noted() -> OpenCommand | None:
+            shell = ["/bin/sh", "-c", shlex.join(cmd)]  # as Inspect's own server in the sandbox
+            command = await open_command(internals.strip_proxy(environment), shell, **where)
+            if isinstance(command, LocalCommand):
+                local.append(command)
+            return command
+
+        command = await watch(open_noted)()
+        if command is None:
+            return await inspects(cmd, options, stream=stream)  # type: ignore[call-overload]
+        process = Process(command, watch)
+        shown = {name: value for name, value in where.items() if value}
+        internals.record_event(SandboxEvent(action="exec", cmd=shlex.join(cmd), options=shown))
+        try:
+            await process.start_input(given)
+            if stream:
+                return process
+            timeout = given.timeout if isinstance(given, ExecRemoteAwaitableOptions) else None
+            with anyio.fail_after(timeout):
+                return await process.result()
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await process.kill()
+            raise
 
     return exec_remote
-
-
-async def _start(
-    environment: SandboxEnvironment,
-    commands: _Commands,
-    cmd: list[str],
-    options: Options | None,
-    stream: bool,
-) -> Any:
-    """Start a command in a sandbox that is served here; ``None`` to use Inspect's own way."""
-    given = options or ExecRemoteAwaitableOptions()
-    where: dict[str, Any] = {"cwd": given.cwd, "env": given.env, "user": given.user}
-
-    async def open_noted() -> OpenCommand | None:
-        shell = ["/bin/sh", "-c", shlex.join(cmd)]  # as Inspect's own server in the sandbox
-        command = await open_command(internals.strip_proxy(environment), shell, **where)
-        if isinstance(command, LocalCommand):
-            commands.local.append(command)
-        return command
-
-    command = await commands.watch(open_noted)()
-    if command is None:
-        return None
-    process = Process(command, commands.watch)
-    shown = {name: value for name, value in where.items() if value}
-    internals.record_event(SandboxEvent(action="exec", cmd=shlex.join(cmd), options=shown))
-    try:
-        await process.start_input(given)
-        if stream:
-            return process
-        timeout = given.timeout if isinstance(given, ExecRemoteAwaitableOptions) else None
-        with anyio.fail_after(timeout):
-            return await process.result()
-    except BaseException:
-        with anyio.CancelScope(shield=True):
-            await process.kill()
-        raise
-
-
-@dataclass
-class _Commands:
-    """The commands of an episode.
-
-    Attributes:
-        watch: Makes an operation of the episode of what waits for one.
-        local: Those that the end of a sandbox may not end.
-    """
-
-    watch: Watch
-    local: list[LocalCommand] = field(default_factory=list)
 
 
 class Process:
