@@ -309,14 +309,8 @@ class TokenCounts:
         self.control_in_text = 0
         self._leaves: dict[int, Turn] = {}
         self._first_divergence: int | None = None
-        self._sampled = 0
-        self._resampled = 0
         self._truncated = 0
         self._cut = 0
-        self._unseen = 0
-        self._exact = 0
-        self._lossy = 0
-        self._rendered = 0
 
     def branch_before(self, prompt: FlatPrompt) -> Turn | None:
         """Return a branch that a prompt continues, although it was rendered as a whole.
@@ -344,31 +338,26 @@ class TokenCounts:
             self._first_divergence = len(self.answered)
         self._leaves[id(turn)] = turn
         self.answered.append(turn)
-        self._rendered += turn.rendered
-        if turn.parent is not None and not turn.rendered:
-            self._lossy += turn.lossy
-            self._exact += not turn.lossy
-        self._resampled += turn.resampled
-        self._sampled += len(turn.sampled)
         self._truncated += truncated
         self._cut += cut
-        self._unseen += len(turn.sampled) - turn.kept
 
     def metrics(self) -> Metrics:
         """Return the metrics; ``tokens/first_divergence`` is present only if there was one."""
-        last = self.answered[-1] if self.answered else None
+        turns = self.answered
+        continued = [turn for turn in turns if turn.parent is not None and not turn.rendered]
+        lossy = sum(turn.lossy for turn in continued)
         metrics: Metrics = {
             "tokens/segments": len(self._leaves),
-            "tokens/continued": self._exact,
-            "tokens/continued_lossy": self._lossy,
-            "tokens/rerendered": self._rendered,
-            "tokens/resampled": self._resampled,
-            "tokens/prompt": last.length if last else 0,
-            "tokens/sampled": self._sampled,
+            "tokens/continued": len(continued) - lossy,
+            "tokens/continued_lossy": lossy,
+            "tokens/rerendered": sum(turn.rendered for turn in turns),
+            "tokens/resampled": sum(turn.resampled for turn in turns),
+            "tokens/prompt": turns[-1].length if turns else 0,
+            "tokens/sampled": sum(len(turn.sampled) for turn in turns),
             "tokens/trained": sum(leaf.length + leaf.kept for leaf in self._leaves.values()),
             "tokens/truncated_replies": self._truncated,
             "tokens/stop_seq_cuts": self._cut,
-            "tokens/unseen": self._unseen,
+            "tokens/unseen": sum(len(turn.sampled) - turn.kept for turn in turns),
             "tokens/refused": self.refused,
             "tokens/over_window": self.over_window,
             "tokens/control_in_text": self.control_in_text,
