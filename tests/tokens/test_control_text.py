@@ -73,7 +73,7 @@ def rendered(
 
 def has_tools(context: DatasetRenderer) -> bool:
     try:
-        context.check_tools([BASH])
+        conversation_prefix(context.renderer, [], [BASH])
     except RendererError:
         return False
     return True

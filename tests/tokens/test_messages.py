@@ -40,6 +40,7 @@ from inspect_tinker_plugin.contracts.errors import RendererError
 from inspect_tinker_plugin.rl.models import make_renderer
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer, EpisodeTokens
 from inspect_tinker_plugin.tokens.messages import (
+    conversation_prefix,
     image_reference,
     renderer_message,
     tool_specs,
@@ -135,11 +136,11 @@ def test_tool_choice_none_offers_no_tools() -> None:
 
 
 @pytest.mark.parametrize("name", ["role_colon", "llama3"])
-def test_a_renderer_without_tool_format_is_refused_before_any_episode(name: str) -> None:
-    context = DatasetRenderer(renderer(name))
-    context.check_tools([])
+def test_a_renderer_without_tool_format_is_refused(name: str) -> None:
+    without = renderer(name)
+    assert conversation_prefix(without, [], []).prefix == []
     with pytest.raises(RendererError, match=r"no format for tools.*bash, submit"):
-        context.check_tools([BASH, SUBMIT])
+        conversation_prefix(without, [], [BASH, SUBMIT])
 
 
 def test_tool_arguments_are_json_not_python() -> None:

@@ -10,11 +10,9 @@ import functools
 import inspect
 import logging
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 import tinker
-from inspect_ai.tool import ToolInfo
 from tinker_cookbook.image_processing_utils import get_image_processor
 from tinker_cookbook.renderers import Message, Renderer
 from tinker_cookbook.tokenizer_utils import Tokenizer
@@ -24,15 +22,9 @@ from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.contracts.errors import RendererError
 from inspect_tinker_plugin.contracts.policy import POLICY_MODEL
 from inspect_tinker_plugin.contracts.wording import spell_out
-from inspect_tinker_plugin.tokens.messages import conversation_prefix
 from inspect_tinker_plugin.tokens.prompts import Extension, PromptTail, flatten
 from inspect_tinker_plugin.tokens.replies import ReplyParser
-from inspect_tinker_plugin.tokens.tokenizers import (
-    ControlTokens,
-    copy_with,
-    own_tokenizer,
-    with_own_tokenizer,
-)
+from inspect_tinker_plugin.tokens.tokenizers import ControlTokens, copy_with, own_tokenizer
 
 SAMPLER_OPTIONS = (
     "temperature",
@@ -145,8 +137,8 @@ class DatasetRenderer:
 
     def __init__(self, renderer: Renderer, *, model: str = POLICY_MODEL) -> None:
         self._given = renderer
-        self.renderer = with_image_processor(with_own_tokenizer(renderer))
         self.tokenizer: Tokenizer = own_tokenizer(renderer.tokenizer)
+        self.renderer = with_image_processor(copy_with(renderer, tokenizer=self.tokenizer))
         self.images = carries_images(self.renderer)
         self.model = model
         with ONE_AT_A_TIME:
@@ -181,11 +173,6 @@ class DatasetRenderer:
     def count_tokens(self, text: str) -> int:
         """Return how many tokens a text has."""
         return len(self.tokenizer.encode(text, add_special_tokens=False))
-
-    def check_tools(self, tools: Sequence[ToolInfo]) -> None:
-        """Check that the renderer can describe tools."""
-        if tools:
-            conversation_prefix(self.renderer, [], tools)
 
     def warn_of_splits(self, task: str) -> None:
         """Warn once if each turn of an episode becomes a training sequence of its own."""

@@ -2,8 +2,7 @@
 
 ::
 
-    context = DatasetRenderer(renderer)                   # one per dataset
-    context.check_tools(tools)
+    context = DatasetRenderer(renderer)                 # one per dataset
     cache = PromptCache()                               # one per group
     episode = EpisodeTokens(context, task="math", sample_id=7, shared_prompts=cache)
     prompt = episode.prompt(request)                    # a TurnRequest

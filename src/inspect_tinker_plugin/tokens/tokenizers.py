@@ -122,14 +122,6 @@ def _encodes_as_usual(tokenizer: Any) -> bool:
     return False
 
 
-def with_own_tokenizer(renderer: Renderer) -> Renderer:
-    """Return a copy of a renderer that encodes with our tokenizer, if it can do so."""
-    tokenizer = own_tokenizer(getattr(renderer, "tokenizer", None))
-    if not isinstance(tokenizer, OwnTokenizer):
-        return renderer
-    return copy_with(renderer, tokenizer=tokenizer)
-
-
 def copy_with(renderer: Renderer, **parts: Any) -> Renderer:
     """Return a copy of a renderer with other parts; the renderer if it cannot be copied."""
     try:  # not with copy(): those of the cookbook would load their tokenizer again
