@@ -261,7 +261,8 @@ class Container:
             SandboxDiedError: it ended for another reason, or is gone.
             SandboxEngineError: the engine does not answer, or has paused it.
         """
-        state = self._state()
+        with engine_errors("exec", self.id):
+            state = self._engine.api.inspect_container(self.id)["State"]
         if state.get("Paused"):  # "running", too; nothing that runs in it can do that
             raise SandboxEngineError(
                 "the container is paused: somebody has paused it while an episode used it",
@@ -283,12 +284,6 @@ class Container:
             f"the container ended (exit status {state['ExitCode']}) while an episode used it",
             container=self.id,
         )
-
-    def _state(self) -> dict[str, Any]:
-        """Return what the engine says about the container, in this thread."""
-        with engine_errors("exec", self.id):
-            state: dict[str, Any] = self._engine.api.inspect_container(self.id)["State"]
-        return state
 
     def get(self, what: str, *, stream: bool = False, **params: Any) -> Any:
         """Return the engine's response about the container, in this thread.

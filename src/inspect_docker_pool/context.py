@@ -7,9 +7,12 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from inspect_docker_pool.engine import undo
+
+if TYPE_CHECKING:
+    from inspect_docker_pool.snapshot import ForkMember
 
 ACQUIRE = "sandbox/acquire_s"
 """Seconds that an episode waited for its container."""
@@ -72,16 +75,6 @@ def measure(name: str, value: float = 1.0) -> None:
         recorder.add(name, value)
 
 
-class Sharer(Protocol):
-    """A provider's part in one set-up."""
-
-    async def finish(self) -> None:
-        """Set-up is done and nothing else has run. Raises nothing but a cancellation."""
-
-    def fail(self) -> None:
-        """Set-up failed or was cancelled."""
-
-
 class SampleSetup:
     """Files and set-up script of one sample, about to be applied.
 
@@ -92,7 +85,7 @@ class SampleSetup:
     def __init__(self, files: Mapping[str, bytes], setup: bytes | None) -> None:
         self.files = files
         self.setup = setup
-        self._sharer: Sharer | None = None
+        self._member: ForkMember | None = None
         self._failed = False
 
     @property
@@ -106,22 +99,22 @@ class SampleSetup:
                 digest.update(len(part).to_bytes(8, "big") + part)
         return digest.hexdigest()
 
-    def join(self, sharer: Sharer) -> None:
-        """Add a provider's part; the episode may already be gone."""
-        self._sharer = sharer
+    def join(self, member: ForkMember) -> None:
+        """Add the sandbox that is set up; the episode may already be gone."""
+        self._member = member
         if self._failed:
-            sharer.fail()
+            member.fail()
 
     async def finish(self) -> None:
-        """Tell the provider that files and script have been applied, before the solver runs."""
-        if self._sharer is not None:
-            await self._sharer.finish()
+        """Tell the sandbox that files and script have been applied, before the solver runs."""
+        if self._member is not None:
+            await self._member.finish()
 
     def fail(self) -> None:
-        """Tell the provider that nothing more will be applied."""
+        """Tell the sandbox that nothing more will be applied."""
         self._failed = True
-        if self._sharer is not None:
-            self._sharer.fail()
+        if self._member is not None:
+            self._member.fail()
 
 
 _current: ContextVar[SampleSetup | None] = ContextVar("sample_setup", default=None)

@@ -252,16 +252,16 @@ class Pool:
             self.release(waiter.future.result())
         self.pump()
 
-    def release(self, project: Project) -> Future[None] | None:
+    def release(self, project: Project) -> None:
         """Give a project back for removal in the background. Safe to call again."""
         with self._lock:
             if project not in self._leased:
-                return None
+                return
             self._leased.discard(project)
             if project.kept:
-                return None
+                return
             self._removing += 1
-        return self._dispose(project)
+        self._dispose(project)
 
     def tend(self) -> None:
         """Refill, shrink and retry; called after every change and periodically."""
@@ -471,12 +471,11 @@ class Pool:
 
     # Removing -----------------------------------------------------------------------
 
-    def _dispose(self, project: Project) -> Future[None] | None:
+    def _dispose(self, project: Project) -> None:
         try:
-            return self._engine.removals.submit(self._remove, project)
+            self._engine.removals.submit(self._remove, project)
         except RuntimeError:  # the interpreter is shutting down: no threads any more
             self._remove(project)
-            return None
 
     def _remove(self, project: Project) -> None:
         self._try_removal(project)

@@ -149,7 +149,7 @@ class _Fork:
 
 
 class ForkMember:
-    """One episode's part in a set-up; a :class:`Sharer`."""
+    """One episode's part in a set-up."""
 
     def __init__(
         self, snapshots: Snapshots, setup: SampleSetup, pool: Pool, project: Project
@@ -172,12 +172,11 @@ class ForkMember:
         seconds = time.monotonic() - self._begun
         if self.sandbox is not None:
             self.sandbox.tape = None
+        if self.heard is None:
+            self._snapshots.took(self._setup, self.project.config, seconds)
         if self.fork is None:
-            if self.tape is None:
-                self._snapshots.took(self._setup, self.project.config, seconds)
             return
         try:
-            self._snapshots.took(self._setup, self.project.config, seconds)
             snapshot = await self._snapshots.take(self, seconds)
         except BaseException as ex:
             undo(ex, functools.partial(self._snapshots.end, self.fork, None))
