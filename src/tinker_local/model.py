@@ -30,22 +30,20 @@ MARKER = "tiny_model.json"
 WEIGHTS = "model.safetensors"
 
 
-@dataclass(frozen=True)
-class TinyModel:
-    """Shape of the tiny model: 0.3 M parameters, random, float32."""
+_SHAPE = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 8192,
+}
+"""Shape of the tiny model: 0.3 M parameters, random, float32."""
 
-    hidden_size: int = 64
-    intermediate_size: int = 128
-    num_hidden_layers: int = 2
-    num_attention_heads: int = 4
-    num_key_value_heads: int = 2
-    head_dim: int = 16
-    max_position_embeddings: int = 8192
-    output_std: float = 0.2
-    """Spread of the output layer. LoRA leaves that layer as it is; with the usual 0.02 all
-    tokens stay nearly equally likely whatever the adapters learn."""
-    seed: int = 0
-    """Seed of the weights; the same seed gives the same files."""
+_OUTPUT_STD = 0.2
+"""Spread of the output layer. LoRA leaves that layer as it is; with the usual 0.02 all
+tokens stay nearly equally likely whatever the adapters learn."""
 
 
 def make_tiny_model(path: str | Path, *, tokenizer: str | Path, seed: int = 0) -> Path:
@@ -54,20 +52,24 @@ def make_tiny_model(path: str | Path, *, tokenizer: str | Path, seed: int = 0) -
     The folder's absolute path, which is returned, is the model's name for the server, for the
     SDK and for the cookbook's ``get_tokenizer``. Safe to call from several processes at once.
 
+    Args:
+        path: The folder.
+        tokenizer: Folder of the tokenizer.
+        seed: Seed of the weights; the same seed gives the same files.
+
     Raises:
         LocalConfigError: ``path`` holds something else, or a tiny model of another seed.
     """
-    shape = TinyModel(seed=seed)
     return make_once(
         path,
         marker=MARKER,
         what="a tiny model",
-        recipe=asdict(shape),
-        write=partial(_write, shape=shape, tokenizer_folder=Path(tokenizer)),
+        recipe={**_SHAPE, "output_std": _OUTPUT_STD, "seed": seed},
+        write=partial(_write, tokenizer_folder=Path(tokenizer), seed=seed),
     )
 
 
-def _write(folder: Path, shape: TinyModel, tokenizer_folder: Path) -> None:
+def _write(folder: Path, tokenizer_folder: Path, seed: int) -> None:
     # Loading these takes seconds, and only the making of a model needs them.
     import torch
     from safetensors.torch import save_file
@@ -77,14 +79,8 @@ def _write(folder: Path, shape: TinyModel, tokenizer_folder: Path) -> None:
         shutil.copyfile(tokenizer_folder / name, folder / name)
     tokenizer = AutoTokenizer.from_pretrained(str(folder))
     config = Qwen3Config(
+        **_SHAPE,
         vocab_size=len(tokenizer),
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
-        num_hidden_layers=shape.num_hidden_layers,
-        num_attention_heads=shape.num_attention_heads,
-        num_key_value_heads=shape.num_key_value_heads,
-        head_dim=shape.head_dim,
-        max_position_embeddings=shape.max_position_embeddings,
         tie_word_embeddings=False,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -93,9 +89,9 @@ def _write(folder: Path, shape: TinyModel, tokenizer_folder: Path) -> None:
     )
     # The caller's random state must not change.
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(shape.seed)
+        torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config).to(torch.float32)
-        torch.nn.init.normal_(model.lm_head.weight, std=shape.output_std)
+        torch.nn.init.normal_(model.lm_head.weight, std=_OUTPUT_STD)
     config.architectures = [type(model).__name__]
     config.save_pretrained(str(folder))
     # Not `model.save_pretrained`, which prints a progress bar for one small file.
