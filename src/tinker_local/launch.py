@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
     if role == "engine":
         return _engine(Path(rest[0]), rest[1:])
     model, state, report, settings = rest
-    return _api(model, Path(state), int(report), LocalSettings.from_json(settings))
+    return _api(model, Path(state), int(report), LocalSettings(**json.loads(settings)))
 
 
 def _report(descriptor: int, **fields: object) -> None:

@@ -18,6 +18,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Coroutine, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -213,7 +214,7 @@ class LocalServer:
         life_read, life_write = os.pipe()
         report_read, report_write = os.pipe()
         command = [sys.executable, "-m", MODULE, "api", str(self.model), str(state)]
-        command += [str(report_write), self.settings.to_json()]
+        command += [str(report_write), json.dumps(asdict(self.settings))]
         try:
             with open(state / LOG, "ab") as log:
                 self._process = subprocess.Popen(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import json
 import os
 import sys
 import sysconfig
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 SUPPORTED_SKYRL = "0.2.0"
@@ -101,15 +100,6 @@ class LocalSettings:
                 "local server: adapters must be at least 3 (the base model, one that is "
                 "trained, one that is sampled from)"
             )
-
-    def to_json(self) -> str:
-        """Return the settings for the command line of the server process."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> LocalSettings:
-        """Inverse of :meth:`to_json`."""
-        return cls(**json.loads(text))
 
 
 def missing() -> str | None:

@@ -245,8 +245,3 @@ def test_an_untested_release_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
 def test_sizes_below_one_are_refused(name: str) -> None:
     with pytest.raises(LocalConfigError, match=f"{name} must be at least 1"):
         dataclasses.replace(LocalSettings(), **{name: 0})  # type: ignore[arg-type]
-
-
-def test_settings_survive_the_command_line() -> None:
-    settings = LocalSettings(port=1234, adapters=5, compile_cache="/somewhere")
-    assert LocalSettings.from_json(settings.to_json()) == settings
