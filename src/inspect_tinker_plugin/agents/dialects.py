@@ -26,14 +26,12 @@ class Api:
 
     method: str
     required: tuple[str, ...]
-    missing: Callable[[str], Event]
     error: Callable[[int, str, Mapping[str, Any]], Event]
 
-
-def _openai_missing(name: str) -> Event:
-    message = f"Missing required parameter: '{name}'."
-    more = {"param": name, "code": "missing_required_parameter"}
-    return {"error": {"message": message, "type": "invalid_request_error", **more}}
+    def missing(self, name: str) -> Event:
+        """Return the error for a request without a required part."""
+        more = {"param": name, "code": "missing_required_parameter"}
+        return self.error(400, f"Missing required parameter: '{name}'.", more)
 
 
 def _openai_error(status: int, message: str, body: Mapping[str, Any]) -> Event:
@@ -49,10 +47,6 @@ _ANTHROPIC_ERRORS = {
     429: "rate_limit_error",
     529: "overloaded_error",
 }
-
-
-def _anthropic_missing(name: str) -> Event:
-    return _anthropic_error(400, f"Missing required parameter: '{name}'.", {})
 
 
 def _anthropic_error(status: int, message: str, body: Mapping[str, Any]) -> Event:
@@ -77,10 +71,10 @@ def _google_error(status: int, message: str, body: Mapping[str, Any]) -> Event:
     return {"error": {"code": status, "message": message, "status": kind}}
 
 
-CHAT = Api("generate_completions", ("model", "messages"), _openai_missing, _openai_error)
-RESPONSES = Api("generate_responses", ("model", "input"), _openai_missing, _openai_error)
-ANTHROPIC = Api("generate_anthropic", ("model", "messages"), _anthropic_missing, _anthropic_error)
-GOOGLE = Api("generate_google", (), _openai_missing, _google_error)
+CHAT = Api("generate_completions", ("model", "messages"), _openai_error)
+RESPONSES = Api("generate_responses", ("model", "input"), _openai_error)
+ANTHROPIC = Api("generate_anthropic", ("model", "messages"), _anthropic_error)
+GOOGLE = Api("generate_google", (), _google_error)
 
 
 def encode_data(event: Event) -> bytes:
