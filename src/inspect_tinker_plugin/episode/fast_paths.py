@@ -187,7 +187,7 @@ def _record(model: Model, asked: dict[str, Any]) -> tuple[Complete, ModelEvent]:
             **asked,
             "model": str(model),
             "role": model.role,
-            "requested_model": names._requested_model and names._requested_model.get(),
+            "requested_model": names._requested_model.get(),
             "input": list(asked["input"]),
             "config": asked["config"].model_copy(),  # which calls share, and a reader may change it
             "pending": True,

@@ -49,12 +49,10 @@ from inspect_tinker_plugin.inspect_internals import (
 
 logger = getLogger(__name__)
 
-# Inspect's connection pool holds a place while a call is parked. A thousand parked
-# episodes need a thousand places, and the adaptive controller stops at a hundred.
-_UNBOUNDED_CONNECTIONS = 1_000_000
-
 POLICY_CONFIG = {
-    "max_connections": _UNBOUNDED_CONNECTIONS,
+    # Inspect's connection pool holds a place while a call is parked. A thousand parked
+    # episodes need a thousand places, and the adaptive controller stops at a hundred.
+    "max_connections": 1_000_000,
     "adaptive_connections": False,
     "timeout": None,
     "attempt_timeout": None,
@@ -313,14 +311,6 @@ class PolicyAPI(PlayingAPI):
     def connection_key(self) -> str:
         """One connection pool for all episodes, without a limit."""
         return "inspect-rl-policy"
-
-    def max_connections(self) -> int:
-        """No limit: a parked call costs nothing."""
-        return _UNBOUNDED_CONNECTIONS
-
-    def should_retry(self, ex: BaseException) -> bool:
-        """Never: the policy's answer is final."""
-        return False
 
 
 @modelapi(name=POLICY_PROVIDER)

@@ -88,10 +88,8 @@ def hooks_are_on() -> bool:
 
 
 async def emit(hook: str, run: str, uuid: str, **data: Any) -> None:
-    """Call a hook on samples, such as ``sample_start``, if this release has it."""
-    call = getattr(_hooks, f"emit_{hook}", None)
-    if call is not None:
-        await call(None, run, run, uuid, **data)
+    """Call a hook on samples, such as ``sample_start``."""
+    await getattr(_hooks, f"emit_{hook}")(None, run, run, uuid, **data)
 
 
 async def announce_run(spec: EvalSpec, plan: EvalPlan) -> None:

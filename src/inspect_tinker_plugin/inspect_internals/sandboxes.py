@@ -21,7 +21,6 @@ from inspect_ai._eval.task.sandbox import (
 from inspect_ai._util.entrypoints import ensure_entry_points as load_extensions
 from inspect_ai._util.environ import environ_vars
 from inspect_ai._util.path import chdir
-from inspect_ai.agent import SandboxAgentBridge
 from inspect_ai.agent._bridge.sandbox.bridge import (  # type: ignore[attr-defined]  # to exchange
     sandbox_with_injected_tools as _inspect_bridge_sandbox,
 )
@@ -177,10 +176,8 @@ def _enclose_host_tools(method: Callable[..., Any], tasks: TaskGroup) -> Callabl
         try:
             return await enclose_tool_call(tool, method(server, tool, arguments))
         except RuntimeError as error:
-            # Inspect fails the sample for exceptions only; the program is told of all. Releases
-            # whose programs are told of errors, and nobody else, leave it at that.
-            exits = error.__cause__ is not None and not isinstance(error.__cause__, Exception)
-            if exits and hasattr(SandboxAgentBridge, "request_fail"):
+            # Inspect fails the sample for exceptions only; the program is told of all.
+            if error.__cause__ is not None and not isinstance(error.__cause__, Exception):
                 tasks.start_soon(_fail_with, error)
             raise
 
