@@ -170,7 +170,7 @@ class TinkerAPI(ModelAPI):
             self.model_name = f"{split_step(model_name)[0]}@{self.source.step}"
         self._context: DatasetRenderer | None = None
         self._trees: WeakKeyDictionary[Any, EpisodeTokens] = WeakKeyDictionary()
-        self._asked = 0
+        self._indices = count()
         self._outside = count(1)
 
     async def generate(
@@ -195,7 +195,7 @@ class TinkerAPI(ModelAPI):
         tokens = self._tokens(context, connection)
         requests = [
             TurnRequest(
-                index=self._next_index(),
+                index=next(self._indices),
                 messages=input,
                 tools=tools,
                 tool_choice=tool_choice,
@@ -287,10 +287,6 @@ class TinkerAPI(ModelAPI):
                 context_window=connection.window,
             )
         return tree
-
-    def _next_index(self) -> int:
-        self._asked += 1
-        return self._asked - 1
 
     def _check(self, config: GenerateConfig, context: DatasetRenderer, dialect: str | None) -> None:
         """Refuse options that cannot be honoured; those of a sample's program are reported."""

@@ -243,8 +243,7 @@ class EpisodeTokens:
         reply = self._name_errors(
             lambda: self._context.parser.parse(
                 tokens,
-                at_limit=stop_reason == "length",
-                stop_stated=stop_reason == "stop",
+                stop_reason=stop_reason,
                 stop_seqs=request.config.stop_seqs or (),
                 max_tokens=request.config.max_tokens,
                 tools=_find_offered(request),

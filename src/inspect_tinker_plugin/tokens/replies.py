@@ -101,8 +101,7 @@ class ReplyParser:
         self,
         tokens: Sequence[int],
         *,
-        at_limit: bool,
-        stop_stated: bool,
+        stop_reason: str | None,
         stop_seqs: Sequence[str],
         max_tokens: int | None,
         tools: Sequence[ToolInfo],
@@ -111,9 +110,8 @@ class ReplyParser:
 
         Args:
             tokens: all sampled tokens, with the stop token if there was one.
-            at_limit: whether the sampler reported that it reached its token limit.
-            stop_stated: whether it reported a stop. Then the reply is complete, even
-                when the stop token itself is left out.
+            stop_reason: the sampler's ``"length"`` or ``"stop"``, if it is known. After a stop the
+                reply is complete, even when the stop token itself is left out.
             stop_seqs: the solver's stop sequences; the text ends before the first of them.
             max_tokens: how many tokens the solver wants at most, the stop token included; the
                 reply ends there, as if the sampler had reached that limit.
@@ -123,7 +121,7 @@ class ReplyParser:
         body, stop, ended_at = self._body(list(tokens))
         if max_tokens and ended_at > max_tokens:
             body, stop, ended_at = list(tokens[:max_tokens]), None, max_tokens
-            at_limit = True
+            stop_reason = "length"
         kept, stop_seq, exact = self._before(body, stop_seqs)
         if stop_seq is None:
             kept, exact = ended_at, True
@@ -132,7 +130,8 @@ class ReplyParser:
         rendering, ended = self._parse(body, stop)
         if stop_seq is not None and not exact:
             _cut_text(rendering, stop_seq)
-        truncated = (at_limit or not (ended or stop_stated)) and stop_seq is None
+        complete = stop_reason == "stop" or (ended and stop_reason != "length")
+        truncated = not complete and stop_seq is None
         if truncated and self._reads_thinking:
             self._open_thinking(rendering, body)
         content, calls = self._contents(rendering, body, tools)
