@@ -113,8 +113,6 @@ _THOUGHT = re.compile(r"<think[^<>]*>(.*?)</think>", re.DOTALL)
 class Dialect:
     """What one API does to a reply on its way to the program and back."""
 
-    name: str
-
     keeps_reasoning: bool
     """Whether the API has a field for the reasoning of any model. If it has none, Inspect
     sends it as text in ``<think>`` tags, which a program may keep or lose."""
@@ -141,14 +139,11 @@ class Dialect:
 
 
 DIALECTS = {
-    dialect.name: dialect
-    for dialect in (
-        Dialect("chat", keeps_reasoning=False, joins_text_to_calls=True),
-        Dialect("responses", keeps_reasoning=True),
-        Dialect("anthropic", keeps_reasoning=False),
-        # A bridge into this process, for libraries that speak any of them.
-        Dialect("unknown", keeps_reasoning=True, joins_text_to_calls=True),
-    )
+    "chat": Dialect(keeps_reasoning=False, joins_text_to_calls=True),
+    "responses": Dialect(keeps_reasoning=True),
+    "anthropic": Dialect(keeps_reasoning=False),
+    # A bridge into this process, for libraries that speak any of them.
+    "unknown": Dialect(keeps_reasoning=True, joins_text_to_calls=True),
 }
 
 
