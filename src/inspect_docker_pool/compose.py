@@ -216,7 +216,10 @@ def _parse_compose(
     _settle_networks(data, files, written, source)
     extension: dict[str, Any] = {}
     for layer in (data, written[default], overrides):
-        extension |= _mapping(layer.get("x-docker-pool"), "x-docker-pool", source)
+        settings = layer.get("x-docker-pool") or {}
+        if not isinstance(settings, dict):
+            raise SandboxConfigError(f"{source}: 'x-docker-pool' is a mapping, got {settings!r}")
+        extension |= settings
     parsed = []
     for name, service in services.items():
         if "extends" in written[name]:
@@ -250,12 +253,6 @@ def _load(text: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ValueError("a compose file is a mapping with 'services'")
     return data
-
-
-def _mapping(value: Any, key: str, source: str) -> dict[str, Any]:
-    if not isinstance(value or {}, dict):
-        raise SandboxConfigError(f"{source}: {key!r} is a mapping, got {value!r}")
-    return dict(value or {})
 
 
 def _default_of(written: dict[str, dict[str, Any]], source: str) -> str:
