@@ -470,8 +470,7 @@ def _record_interrupt(transcript: Transcript) -> None:
 def limit_subprocesses(count: int | None) -> None:
     """Set how many of Inspect's subprocesses run at once; ``None`` leaves that to Inspect.
 
-    The limit is the process's: episodes wait for the subprocesses of others. A release whose
-    limits have a fixed size keeps the size of the first subprocess.
+    The limit is the process's: episodes wait for the subprocesses of others.
     """
     if count is None:
         return
