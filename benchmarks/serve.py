@@ -110,7 +110,7 @@ async def measure(episodes: int) -> None:
     task = sides.one_turn_task(65)
     service = RolloutService(task, sides.RENDERER, group_size=1)
     host = Host([service], sampler=lent, limits=Limits(max_episodes=episodes))
-    config = uvicorn.Config(create_app(lambda: host), port=0, log_level="error", backlog=4096)
+    config = uvicorn.Config(create_app(host), port=0, log_level="error", backlog=4096)
     config.load()
     server = uvicorn.Server(config)
     server.lifespan = config.lifespan_class(config)

@@ -51,7 +51,7 @@ async def hosted(
         sampler=None if sampler is None else Endpoint(url=sampler),
         limits=limits,
     )
-    app = create_app(lambda: host, token=token, patience=patience)
+    app = create_app(host, token=token, patience=patience)
     config = uvicorn.Config(app, port=0, log_config=None, timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     # Only started and shut down: the signals of the test's process stay its own.

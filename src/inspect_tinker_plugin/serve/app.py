@@ -177,28 +177,23 @@ async def _wait_for_disconnect(request: Request) -> None:
         message = await request.receive()
 
 
-def create_app(
-    make_host: Callable[[], Host], *, token: str | None = None, patience: float = 300.0
-) -> FastAPI:
+def create_app(host: Host, *, token: str | None = None, patience: float = 300.0) -> FastAPI:
     """Make the application.
 
     Args:
-        make_host: Loads the tasks; called when the server starts, in each of its processes.
+        host: Runs the episodes, while the application runs.
         token: What clients send as ``Authorization: Bearer TOKEN``, if they must.
         patience: Seconds that running episodes have after a signal.
     """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with make_host() as app.state.host:
-            with handle_signals(app.state.host, patience):
+        async with host:
+            with handle_signals(host, patience):
                 yield
 
     app = FastAPI(title="inspect rl serve", lifespan=lifespan, openapi_url=None)
     app.add_middleware(Gate, token=token)
-
-    def host() -> Host:
-        return app.state.host  # type: ignore[no-any-return]
 
     for kind, status in STATUSES.items():
         app.add_exception_handler(kind, partial(_refuse, status))
@@ -213,16 +208,16 @@ def create_app(
 
     @app.get("/ready")
     async def ready(response: Response) -> dict[str, bool]:
-        response.status_code = 503 if host().draining else 200
-        return {"ready": not host().draining}
+        response.status_code = 503 if host.draining else 200
+        return {"ready": not host.draining}
 
     @app.get("/metrics")
     async def metrics() -> PlainTextResponse:
-        return PlainTextResponse(host().metrics(), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(host.metrics(), media_type="text/plain; version=0.0.4")
 
     @app.post("/v1/rollouts")
     async def rollouts(body: GroupRequest, request: Request) -> Response:
-        run = host().run(body.task, body.sample, body.sampler, size=body.size)
+        run = host.run(body.task, body.sample, body.sampler, size=body.size)
         results = await while_present(_wait_for_disconnect(request), run)
         return answer({"rollouts": [write_result(each) for each in results]})
 
@@ -230,7 +225,7 @@ def create_app(
 
     @app.post("/run")
     async def run(body: gym.EpisodeRequest, request: Request) -> Response:
-        episode = gym.run_episode(host(), body)
+        episode = gym.run_episode(host, body)
         return answer(await while_present(_wait_for_disconnect(request), episode))
 
     @app.post("/aggregate_metrics")
@@ -241,21 +236,21 @@ def create_app(
 
     @app.get("/harbor_env/splits")
     async def splits() -> list[dict[str, Any]]:
-        return openenv.splits(host())
+        return openenv.splits(host)
 
     @app.post("/harbor_env/num_tasks")
     async def num_tasks(body: TasksRequest) -> dict[str, Any]:
-        return {"num_tasks": len(openenv.find_service(host(), body.split).samples)}
+        return {"num_tasks": len(openenv.find_service(host, body.split).samples)}
 
     @app.post("/harbor_env/task")
     async def task(body: TasksRequest) -> dict[str, Any]:
-        return {"task": openenv.task_ref(host(), body.split, body.index)}
+        return {"task": openenv.task_ref(host, body.split, body.index)}
 
     @app.post("/harbor_env/task_range")
     async def task_range(body: TasksRequest) -> dict[str, Any]:
-        count = len(openenv.find_service(host(), body.split).samples)
+        count = len(openenv.find_service(host, body.split).samples)
         chosen = range(count)[slice(body.start, body.stop)][:1000]
-        return {"tasks": [openenv.task_ref(host(), body.split, index) for index in chosen]}
+        return {"tasks": [openenv.task_ref(host, body.split, index) for index in chosen]}
 
     @app.post("/mcp")
     async def mcp(body: Call, request: Request) -> Response:
@@ -271,7 +266,7 @@ def create_app(
                 result = {"tools": openenv.TOOLS}
             case "tools/call":
                 name, arguments = params.get("name", ""), params.get("arguments") or {}
-                call = openenv.call_tool(host(), name, arguments)
+                call = openenv.call_tool(host, name, arguments)
                 result = {"data": await while_present(_wait_for_disconnect(request), call)}
             case other:
                 reason = {"code": -32601, "message": f"there is no method {other!r}"}
@@ -290,7 +285,7 @@ def create_app(
                 inbox.put_nowait(message.get("text") or message.get("bytes") or "")
 
         async def converse() -> None:
-            while (reply := await _answer(host(), await inbox.get())) is not None:
+            while (reply := await _answer(host, await inbox.get())) is not None:
                 await socket.send_text(write_json(reply).decode())
 
         try:
@@ -379,7 +374,7 @@ def run_server(
     """Serve until a signal comes.
 
     Args:
-        make_host: As in :func:`create_app`; of several processes, something that pickles.
+        make_host: Loads the tasks, in each of the processes; of several, something that pickles.
         token: As in :func:`create_app`.
         patience: As in :func:`create_app`.
         workers: Processes behind the address.
@@ -428,9 +423,8 @@ def _serve(
     listening: socket.socket, make_host: Callable[[], Host], token: str | None, patience: float
 ) -> None:
     """Serve in this process."""
-    host = make_host()
     config = uvicorn.Config(
-        create_app(lambda: host, token=token, patience=patience),
+        create_app(make_host(), token=token, patience=patience),
         log_config=LOGGING,
         http="h11",  # bounds headers
         ws_max_size=MAX_BODY,
