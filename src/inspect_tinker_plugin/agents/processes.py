@@ -85,9 +85,9 @@ async def open_command(
     if open_there is not None:
         opened: OpenCommand | None = await open_there(cmd, **options)
         return opened
-    if os.name == "posix" and type(environment).__name__ == "DockerSandboxEnvironment":
+    if type(environment).__name__ == "DockerSandboxEnvironment":
         return await DockerCommand.start_in(environment, cmd, **options)
-    if os.name == "posix" and is_local(environment) and options.get("user") is None:
+    if is_local(environment) and options.get("user") is None:
         return await LocalCommand.start_in(environment, cmd, **options)
     return None
 
