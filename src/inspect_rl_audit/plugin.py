@@ -17,13 +17,13 @@ from rich.text import Text
 
 from inspect_rl_audit.attempts import ATTEMPTS, read_attempts, roll_out
 from inspect_rl_audit.contract import DEFAULT_BUDGET, AuditOptions, Probe
-from inspect_rl_audit.probes.answers import AnswerChecks
-from inspect_rl_audit.probes.baselines import Baselines
-from inspect_rl_audit.probes.cheats import ReplyCheats, SandboxCheats
-from inspect_rl_audit.probes.gold import GoldAnswers
-from inspect_rl_audit.probes.samples import SampleChecks
-from inspect_rl_audit.probes.scorer import ScorerChecks
-from inspect_rl_audit.probes.signal import Cost, Signal
+from inspect_rl_audit.probes.answers import check_answers
+from inspect_rl_audit.probes.baselines import play_baselines
+from inspect_rl_audit.probes.cheats import cheat_by_reply, cheat_in_sandbox
+from inspect_rl_audit.probes.gold import check_gold
+from inspect_rl_audit.probes.samples import check_samples
+from inspect_rl_audit.probes.scorer import check_scorer
+from inspect_rl_audit.probes.signal import examine_signal, report_cost
 from inspect_rl_audit.records import JOURNAL, ModelAttempt, Severity
 from inspect_rl_audit.report import PAGE, AuditReport, signal_lines
 from inspect_rl_audit.run import alone_in_folder, audit_in_folder
@@ -285,13 +285,13 @@ def inspect_rl_commands() -> Mapping[str, click.Command]:
 def inspect_rl_audit_probes() -> Mapping[str, Callable[..., Probe]]:
     """Return the built-in probes, in the order in which they run."""
     return {
-        "samples": SampleChecks,
-        "baselines": Baselines,
-        "gold": GoldAnswers,
-        "replies": ReplyCheats,
-        "sandbox": SandboxCheats,
-        "answers": AnswerChecks,
-        "scorer": ScorerChecks,
-        "signal": Signal,
-        "cost": Cost,
+        "samples": lambda: check_samples,
+        "baselines": lambda: play_baselines,
+        "gold": lambda: check_gold,
+        "replies": lambda: cheat_by_reply,
+        "sandbox": lambda: cheat_in_sandbox,
+        "answers": lambda: check_answers,
+        "scorer": lambda: check_scorer,
+        "signal": lambda: examine_signal,
+        "cost": lambda: report_cost,
     }

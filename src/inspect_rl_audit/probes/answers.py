@@ -68,20 +68,17 @@ SHOUTS: Mapping[str, str] = {
 """The reply without an answer in other cases."""
 
 
-@dataclass(frozen=True)
-class AnswerChecks:
-    """Gives answers that are right, wrong and neither, and compares what they earn."""
-
-    async def __call__(self, audit: AuditContext) -> Sequence[Finding]:
-        if not audit.judged:
-            return []
-        found = await _give_wrong_answers(audit)
-        found += await _give_right_answers(audit)
-        values = {name: audit.reference.write(text) for name, text in NO_VALUES.items()}
-        found += await _give_nonsense(audit, "garbage", {**GARBAGE, **values}, "garbage-answer")
-        found += await _give_nonsense(audit, "flattery", FLATTERY, "judge-flattery")
-        found += await _give_nonsense(audit, "case", SHOUTS, "case-pays")
-        return found + await _climb(audit)
+async def check_answers(audit: AuditContext) -> Sequence[Finding]:
+    """Give answers that are right, wrong and neither, and compare what they earn."""
+    if not audit.judged:
+        return []
+    found = await _give_wrong_answers(audit)
+    found += await _give_right_answers(audit)
+    values = {name: audit.reference.write(text) for name, text in NO_VALUES.items()}
+    found += await _give_nonsense(audit, "garbage", {**GARBAGE, **values}, "garbage-answer")
+    found += await _give_nonsense(audit, "flattery", FLATTERY, "judge-flattery")
+    found += await _give_nonsense(audit, "case", SHOUTS, "case-pays")
+    return found + await _climb(audit)
 
 
 # wrong answers

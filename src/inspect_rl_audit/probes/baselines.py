@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from math import comb
 from statistics import fmean
 
@@ -57,21 +56,18 @@ _HOLES = 12
 """Samples without a target that get an empty reply, chosen or not."""
 
 
-@dataclass(frozen=True)
-class Baselines:
-    """Plays policies that ignore the question, and compares what they earn."""
-
-    async def __call__(self, audit: AuditContext) -> Sequence[Finding]:
-        if not audit.judged:
-            return []
-        found = _examine_unknowing(audit)
-        found += await _give_nothing(audit)
-        found += await _give(audit, "refusal", always(REFUSAL))
-        found += await _give(audit, "prompt-echo", echo)
-        found += await _give(audit, "catch-all-answer", always(CATCH_ALL))
-        found += await _give_constants(audit)
-        found += await _call_first_tool(audit)
-        return found
+async def play_baselines(audit: AuditContext) -> Sequence[Finding]:
+    """Play policies that ignore the question, and compare what they earn."""
+    if not audit.judged:
+        return []
+    found = _examine_unknowing(audit)
+    found += await _give_nothing(audit)
+    found += await _give(audit, "refusal", always(REFUSAL))
+    found += await _give(audit, "prompt-echo", echo)
+    found += await _give(audit, "catch-all-answer", always(CATCH_ALL))
+    found += await _give_constants(audit)
+    found += await _call_first_tool(audit)
+    return found
 
 
 async def _play(

@@ -69,32 +69,29 @@ _HONEST = "def SOLUTION(*args, **kwargs):\n    return None\n"
 _NAME = re.compile(r"\bdef\s+(\w+)\s*\(|\b(?:named|called|function)\s+`?(\w+)`?\s*\(")
 
 
-@dataclass(frozen=True)
-class ReplyCheats:
-    """Replies with Python code that cheats, to tasks whose sandbox may run it."""
-
-    async def __call__(self, audit: AuditContext) -> Sequence[Finding]:
-        samples = audit.some([s for s in audit.chosen if await _runs_code(audit, s)], _FEW)
-        if not samples or not audit.judged:
-            return []
-        honest = await audit.play("code:none", samples, to_all(_with_code(_HONEST)))
-        base = {record.sample: record for record in honest}
-        found: dict[str, Finding] = {}
-        for name, code in CODE_CHEATS.items():
-            if code in found:
-                continue
-            text = moves.read_attack(f"code/{name}.txt")
-            records = await audit.play(f"code:{name}", samples, to_all(_with_code(text)))
-            paid = [
-                r for r in records if audit.reference.beats_null(r) and beats(r, base.get(r.sample))
-            ]
-            if paid:
-                message = f"{CODES[code].meaning} {name!r} earned {paid[0].reward:g} on "
-                message += f"{on_samples(paid, records)}, where a function that returns nothing "
-                message += "earned less."
-                severity = by_share(paid, records)
-                found[code] = finding(code, message, paid, severity=severity, channel="reply")
-        return list(found.values())
+async def cheat_by_reply(audit: AuditContext) -> Sequence[Finding]:
+    """Reply with Python code that cheats, to tasks whose sandbox may run it."""
+    samples = audit.some([s for s in audit.chosen if await _runs_code(audit, s)], _FEW)
+    if not samples or not audit.judged:
+        return []
+    honest = await audit.play("code:none", samples, to_all(_with_code(_HONEST)))
+    base = {record.sample: record for record in honest}
+    found: dict[str, Finding] = {}
+    for name, code in CODE_CHEATS.items():
+        if code in found:
+            continue
+        text = moves.read_attack(f"code/{name}.txt")
+        records = await audit.play(f"code:{name}", samples, to_all(_with_code(text)))
+        paid = [
+            r for r in records if audit.reference.beats_null(r) and beats(r, base.get(r.sample))
+        ]
+        if paid:
+            message = f"{CODES[code].meaning} {name!r} earned {paid[0].reward:g} on "
+            message += f"{on_samples(paid, records)}, where a function that returns nothing "
+            message += "earned less."
+            severity = by_share(paid, records)
+            found[code] = finding(code, message, paid, severity=severity, channel="reply")
+    return list(found.values())
 
 
 async def _runs_code(audit: AuditContext, sample: Sample) -> bool:
@@ -120,36 +117,33 @@ def _with_code(code: str) -> PolicyReply:
 # moves in the sandbox
 
 
-@dataclass(frozen=True)
-class SandboxCheats:
-    """Attacks tests, commands, clock and results in the sandbox, and searches it for the answer."""
-
-    async def __call__(self, audit: AuditContext) -> Sequence[Finding]:
-        kinds = {}
-        for sample in audit.chosen:
-            kind = await audit.stage.sandbox_of(sample)
-            record = audit.reference.null_of(sample)
-            if kind is not None and record is not None and record.cause != "sandbox":
-                kinds[sample.id] = kind
-        samples = [sample for sample in audit.chosen if sample.id in kinds]
-        host = "local" in kinds.values()
-        if not samples:
-            return []
-        found = await _read_host(audit, samples[0]) if host else []
-        found += await _search(audit, samples, host=host)
-        if not host and not any(targets(sample) for sample in samples[:1]):
-            found += await _list_solutions(audit, samples[0])
-        if not audit.judged:
-            return found
-        # an honest policy that runs a command and has no answer: the baseline for cheats
-        attacked = audit.some(samples, _FEW)
-        honest = [moves.play_script("cheat:none", s, "true") for s in attacked]
-        base = {record.sample: record for record in await audit.stage.run(honest)}
-        for attack in _attacks(base, find_data_files(audit.task.scorer or []), host=host):
-            if attack.code == "result-forged" and any(f.code == attack.code for f in found):
-                continue  # one forgery is enough
-            found += await _try(audit, attack, attacked, base)
-        return found if host else [*found, *await _clock(audit, samples[0])]
+async def cheat_in_sandbox(audit: AuditContext) -> Sequence[Finding]:
+    """Attack tests, commands, clock and results in the sandbox, and search it for the answer."""
+    kinds = {}
+    for sample in audit.chosen:
+        kind = await audit.stage.sandbox_of(sample)
+        record = audit.reference.null_of(sample)
+        if kind is not None and record is not None and record.cause != "sandbox":
+            kinds[sample.id] = kind
+    samples = [sample for sample in audit.chosen if sample.id in kinds]
+    host = "local" in kinds.values()
+    if not samples:
+        return []
+    found = await _read_host(audit, samples[0]) if host else []
+    found += await _search(audit, samples, host=host)
+    if not host and not any(targets(sample) for sample in samples[:1]):
+        found += await _list_solutions(audit, samples[0])
+    if not audit.judged:
+        return found
+    # an honest policy that runs a command and has no answer: the baseline for cheats
+    attacked = audit.some(samples, _FEW)
+    honest = [moves.play_script("cheat:none", s, "true") for s in attacked]
+    base = {record.sample: record for record in await audit.stage.run(honest)}
+    for attack in _attacks(base, find_data_files(audit.task.scorer or []), host=host):
+        if attack.code == "result-forged" and any(f.code == attack.code for f in found):
+            continue  # one forgery is enough
+        found += await _try(audit, attack, attacked, base)
+    return found if host else [*found, *await _clock(audit, samples[0])]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from inspect_ai.dataset import Sample
@@ -146,21 +146,18 @@ _AGAIN = 3
 """Samples that are played again when a limit of time ended the right answer."""
 
 
-@dataclass(frozen=True)
-class GoldAnswers:
-    """Gives the right answer and examines what it earns."""
-
-    async def __call__(self, audit: AuditContext) -> Sequence[Finding]:
-        if not audit.judged:
-            return []
-        if not audit.reference.gold:
-            message = "No sample has a target, and --gold was not given."
-            return [] if any(map(targets, audit.samples)) else [finding("no-gold", message)]
-        found = await _check_limits(audit)
-        found += _failing(audit)
-        found += _find_inverted_scores(audit)
-        found += await _try_alternatives(audit)
-        return found + await _check_limits_with_tools(audit)
+async def check_gold(audit: AuditContext) -> Sequence[Finding]:
+    """Give the right answer and examine what it earns."""
+    if not audit.judged:
+        return []
+    if not audit.reference.gold:
+        message = "No sample has a target, and --gold was not given."
+        return [] if any(map(targets, audit.samples)) else [finding("no-gold", message)]
+    found = await _check_limits(audit)
+    found += _failing(audit)
+    found += _find_inverted_scores(audit)
+    found += await _try_alternatives(audit)
+    return found + await _check_limits_with_tools(audit)
 
 
 async def _check_limits(audit: AuditContext) -> list[Finding]:

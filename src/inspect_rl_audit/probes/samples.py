@@ -6,7 +6,6 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
 from statistics import median
 
 from inspect_ai.dataset import Sample
@@ -56,25 +55,22 @@ _NO_LEAK = ("yes", "no", "true", "false", "a", "i", "none", "the", "c", "correct
 """Targets that occur in prompts by chance."""
 
 
-@dataclass(frozen=True)
-class SampleChecks:
-    """Examines all samples, and what the model is shown of some."""
-
-    async def __call__(self, audit: AuditContext) -> Sequence[Finding]:
-        if not audit.samples:
-            return [finding("no-samples", "The task has no samples.")]
-        boxed = {s.id for s in audit.wide if await audit.stage.sandbox_of(s) is not None}
-        return [
-            *_failures(audit, boxed),
-            *find_copies(audit.samples),
-            *find_near(audit.samples),
-            *find_overlap(audit.samples, audit.options.test_samples),
-            *_targets(audit),
-            *_leaks(audit),
-            *_prompts(audit),
-            *_tools(audit),
-            *_epochs(audit),
-        ]
+async def check_samples(audit: AuditContext) -> Sequence[Finding]:
+    """Examine all samples, and what the model is shown of some."""
+    if not audit.samples:
+        return [finding("no-samples", "The task has no samples.")]
+    boxed = {s.id for s in audit.wide if await audit.stage.sandbox_of(s) is not None}
+    return [
+        *_failures(audit, boxed),
+        *find_copies(audit.samples),
+        *find_near(audit.samples),
+        *find_overlap(audit.samples, audit.options.test_samples),
+        *_targets(audit),
+        *_leaks(audit),
+        *_prompts(audit),
+        *_tools(audit),
+        *_epochs(audit),
+    ]
 
 
 # failures

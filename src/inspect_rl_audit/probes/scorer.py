@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -42,23 +42,20 @@ _MUCH = 3
 """How many times the limit the slowest policy may take."""
 
 
-@dataclass(frozen=True)
-class ScorerChecks:
-    """Scores states again, and gives answers that are right, wrong and neither."""
-
-    async def __call__(self, audit: AuditContext) -> Sequence[Finding]:
-        if not audit.task.scorer:
-            return [finding("no-scorer", CODES["no-scorer"].meaning)]
-        if missing := audit.reference.missing_judge:
-            record = next(iter(audit.reference.null.values()))
-            return [finding("judge-missing", f"{missing} Rewards were not tried.", record)]
-        if not audit.judged:
-            return []  # no episode runs, and the samples' probe reports that
-        found = await _check_repeatable(audit)
-        found += _raising(audit)
-        found += _values(audit)
-        found += _speed(audit)
-        return found
+async def check_scorer(audit: AuditContext) -> Sequence[Finding]:
+    """Score states again, and give answers that are right, wrong and neither."""
+    if not audit.task.scorer:
+        return [finding("no-scorer", CODES["no-scorer"].meaning)]
+    if missing := audit.reference.missing_judge:
+        record = next(iter(audit.reference.null.values()))
+        return [finding("judge-missing", f"{missing} Rewards were not tried.", record)]
+    if not audit.judged:
+        return []  # no episode runs, and the samples' probe reports that
+    found = await _check_repeatable(audit)
+    found += _raising(audit)
+    found += _values(audit)
+    found += _speed(audit)
+    return found
 
 
 async def _check_repeatable(audit: AuditContext) -> list[Finding]:

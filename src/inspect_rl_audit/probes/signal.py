@@ -6,7 +6,6 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from inspect_rl_audit.contract import TINY, AuditContext
@@ -25,41 +24,38 @@ Rewards = Mapping[int | str, list[float]]
 """Rewards of attempts by their sample, or by their group."""
 
 
-@dataclass(frozen=True)
-class Signal:
-    """Examines attempts of a real model."""
-
-    async def __call__(self, audit: AuditContext) -> Sequence[Finding]:
-        attempts = audit.options.attempts
-        if not attempts:
-            return []
-        full = audit.reference.full
-        by_sample: dict[int | str, list[float]] = defaultdict(list)
-        by_group: dict[int | str, list[float]] = defaultdict(list)
-        for each in attempts:
-            # what a failed episode was given says nothing about its sample
-            if each.reward is not None and not each.failed:
-                by_sample[each.sample].append(each.reward)
-                by_group[each.group].append(each.reward)
-        flat = {id for id, rewards in _several(by_sample).items() if not _are_mixed(rewards)}
-        keep = [sample.id for sample in audit.samples if sample.id not in flat]
-        (audit.folder / KEEP).unlink(missing_ok=True)
+async def examine_signal(audit: AuditContext) -> Sequence[Finding]:
+    """Examine attempts of a real model."""
+    attempts = audit.options.attempts
+    if not attempts:
+        return []
+    full = audit.reference.full
+    by_sample: dict[int | str, list[float]] = defaultdict(list)
+    by_group: dict[int | str, list[float]] = defaultdict(list)
+    for each in attempts:
+        # what a failed episode was given says nothing about its sample
+        if each.reward is not None and not each.failed:
+            by_sample[each.sample].append(each.reward)
+            by_group[each.group].append(each.reward)
+    flat = {id for id, rewards in _several(by_sample).items() if not _are_mixed(rewards)}
+    keep = [sample.id for sample in audit.samples if sample.id not in flat]
+    (audit.folder / KEEP).unlink(missing_ok=True)
+    if keep and flat:
+        text = "".join(f"{id}\n" for id in keep)
+        (audit.folder / KEEP).write_text(text, encoding="utf-8")
+    figures = _figures(attempts, by_sample, by_group, full)
+    if by_sample:
+        mixed = {id: rewards for id, rewards in by_sample.items() if id not in flat}
+        advice = {**_recommend(mixed, attempts, full), "keep": len(keep), "drop": len(flat)}
         if keep and flat:
-            text = "".join(f"{id}\n" for id in keep)
-            (audit.folder / KEEP).write_text(text, encoding="utf-8")
-        figures = _figures(attempts, by_sample, by_group, full)
-        if by_sample:
-            mixed = {id: rewards for id, rewards in by_sample.items() if id not in flat}
-            advice = {**_recommend(mixed, attempts, full), "keep": len(keep), "drop": len(flat)}
-            if keep and flat:
-                advice["sample_ids_file"] = KEEP
-            figures["recommendation"] = advice
-        audit.figures["signal"] = figures
-        return [
-            *_find_flat(_several(by_group), attempts),
-            *_find_extremes(_several(by_sample), attempts, full),
-            *_examine_endings(attempts),
-        ]
+            advice["sample_ids_file"] = KEEP
+        figures["recommendation"] = advice
+    audit.figures["signal"] = figures
+    return [
+        *_find_flat(_several(by_group), attempts),
+        *_find_extremes(_several(by_sample), attempts, full),
+        *_examine_endings(attempts),
+    ]
 
 
 def _several(rewards: Rewards) -> Rewards:
@@ -182,29 +178,26 @@ def _recommend(mixed: Rewards, attempts: Sequence[ModelAttempt], full: float) ->
     }
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Reports the cost of a real model's attempts; `inspect rl train --dry-run` estimates it."""
-
-    async def __call__(self, audit: AuditContext) -> Sequence[Finding]:
-        options = audit.options
-        if not options.attempts:
-            return []
-        costs = [each.cost for each in options.attempts]
-        plan = plan_of(
-            average_costs(costs, [1.0] * len(costs)),
-            samples=len(audit.samples),
-            group_size=options.group_size,
-            prices=options.prices,
-        )
-        audit.figures["cost"] = plan
-        one = plan["per_episode"]
-        message = (
-            f"Per episode: {counted(round(one['turns'], 3), 'turn')}, "
-            f"{counted(round(one['prefilled']), 'token')} prefilled, "
-            f"{one['cached']:,.0f} cached, {one['sampled']:,.0f} sampled, "
-            f"{one['trained']:,.0f} trained, {one['sandbox_seconds']:g} s of sandbox."
-        )
-        if "money_in_all" in plan:
-            message += f" One pass in groups of {plan['group_size']}: {plan['money_in_all']:,.2f}."
-        return [finding("cost", message, plan=plan)]
+async def report_cost(audit: AuditContext) -> Sequence[Finding]:
+    """Report the cost of a real model's attempts; `inspect rl train --dry-run` estimates it."""
+    options = audit.options
+    if not options.attempts:
+        return []
+    costs = [each.cost for each in options.attempts]
+    plan = plan_of(
+        average_costs(costs, [1.0] * len(costs)),
+        samples=len(audit.samples),
+        group_size=options.group_size,
+        prices=options.prices,
+    )
+    audit.figures["cost"] = plan
+    one = plan["per_episode"]
+    message = (
+        f"Per episode: {counted(round(one['turns'], 3), 'turn')}, "
+        f"{counted(round(one['prefilled']), 'token')} prefilled, "
+        f"{one['cached']:,.0f} cached, {one['sampled']:,.0f} sampled, "
+        f"{one['trained']:,.0f} trained, {one['sandbox_seconds']:g} s of sandbox."
+    )
+    if "money_in_all" in plan:
+        message += f" One pass in groups of {plan['group_size']}: {plan['money_in_all']:,.2f}."
+    return [finding("cost", message, plan=plan)]
