@@ -213,7 +213,7 @@ def test_a_sample_without_a_score_has_no_reward_rather_than_zero(tmp_path: Path)
 def test_samples_that_failed_or_met_a_limit_are_left_out_or_wanted(
     choice: Choice, left_out: list[str | None]
 ) -> None:
-    fine = Entry(place=0, log=0, id=1, epoch=1, reward=1.0, error=False, limit=None)
+    fine = Entry(log=0, id=1, epoch=1, reward=1.0, error=False, limit=None)
     entries = [replace(fine, error=True), replace(fine, limit="message"), fine]
     assert [choice.why_not(entry) for entry in entries] == left_out
 

@@ -178,8 +178,8 @@ class Choice:
                     yield better, worse
 
 
-def _falling(entry: Entry) -> tuple[float, int]:
-    return (-(entry.reward or 0.0), entry.place)
+def _falling(entry: Entry) -> float:
+    return -(entry.reward or 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)

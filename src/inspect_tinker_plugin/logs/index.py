@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -56,8 +56,6 @@ class Log:
 class Entry:
     """One sample of a log, as far as it is known without reading it."""
 
-    place: int
-    """Its position in the index."""
     log: int
     """Position of its log."""
     id: int | str
@@ -142,12 +140,9 @@ def index_logs(paths: Sequence[str], *, score: str | None) -> Index:
             entry = _entry(summary, len(index.logs), log, score)
             groups.setdefault((log.task, repr(entry.id)), []).append(entry)
         index.logs.append(log)
+    index.groups = list(groups.values())
     if score is not None and not locate_score(score, names)[0]:
         raise ConfigError(f"no log has a score {score!r}; there is {', '.join(sorted(names))}")
-    place = 0
-    for group in groups.values():
-        index.groups.append([replace(entry, place=place + n) for n, entry in enumerate(group)])
-        place += len(group)
     return index
 
 
@@ -177,7 +172,6 @@ def _score_path(headline: HeadlineMetric) -> str | None:
 def _entry(summary: EvalSampleSummary, log: int, header: Log, score: str | None) -> Entry:
     scores = summary.scores or {}
     return Entry(
-        place=0,
         log=log,
         id=summary.id,
         epoch=summary.epoch,
@@ -269,13 +263,13 @@ class Reader:
         self._logs = index.logs
         self._unread = set(unread)
         self._entries = entries
-        self._at = {entry.place: number for number, entry in enumerate(entries)}
-        self._read: dict[int, EvalSample] = {}
+        self._at = {entry: number for number, entry in enumerate(entries)}
+        self._read: dict[Entry, EvalSample] = {}
         self._since_collected = 0
 
     def sample(self, entry: Entry) -> EvalSample:
         """Return a sample, with its events and without its messages; the caller keeps it."""
-        if entry.place not in self._read:
+        if entry not in self._read:
             window = self._window(entry)
             try:
                 self._fetch(window)
@@ -283,16 +277,16 @@ class Reader:
                 if len(window) == 1:
                     raise
                 self._fetch([entry])  # another one cannot be read, and fails alone
-        return self._read.pop(entry.place)
+        return self._read.pop(entry)
 
     def forget(self, entries: Sequence[Entry]) -> None:
         """Discard samples that were read ahead and are not needed."""
         for entry in entries:
-            self._read.pop(entry.place, None)
+            self._read.pop(entry, None)
 
     def _window(self, first: Entry) -> list[Entry]:
         files = _known_files(self._logs[first.log].path)
-        start = self._at.get(first.place)
+        start = self._at.get(first)
         if start is None:
             return [first]
         window: list[Entry] = []
@@ -302,7 +296,7 @@ class Reader:
             total += _BYTES_AT_ONCE // 4 if file is None else file.file_size
             if entry.log != first.log or (window and total > _BYTES_AT_ONCE):
                 break
-            if entry.place not in self._read:
+            if entry not in self._read:
                 window.append(entry)
         return window
 
@@ -314,9 +308,7 @@ class Reader:
             resolve_attachments="core",
             exclude_fields=self._unread,
         )
-        self._read.update(
-            {entry.place: sample for entry, sample in zip(window, samples, strict=True)}
-        )
+        self._read.update(zip(window, samples, strict=True))
         self._since_collected += len(window)
         if self._since_collected >= _COLLECTED_AFTER:
             self._since_collected = 0
