@@ -55,7 +55,6 @@ def test_an_agent_keeps_the_call_that_submits(tmp_path: Path) -> None:
         "tool: 3",
         "*assistant: submit",
     ]
-    assert talk.turns == 2
     assert '"name":"submit"' in talk.tools
     # the final messages have it no more, and a model that imitates them never submits
     assert not [m for m in sample.messages if "submit" in str(getattr(m, "tool_calls", ""))]
@@ -122,7 +121,6 @@ def test_branches_that_take_turns_are_told_apart(tmp_path: Path) -> None:
         ["user: a", "*assistant: A", "user: aa", "*assistant: AA"],
         ["user: b", "*assistant: B", "user: bb", "*assistant: BB"],
     ]
-    assert [talk.turns for talk in found] == [2, 2]
 
 
 def test_a_history_that_was_changed_begins_another_branch(tmp_path: Path) -> None:

@@ -59,9 +59,6 @@ class Conversation:
     tools: str
     """The tools offered, as JSON."""
 
-    turns: int
-    """Calls of the model."""
-
     tokens: int | None
     """Length as the model's provider counted it at the last call; ``None`` if it did not count."""
 
@@ -167,12 +164,11 @@ def _in_order(calls: Sequence[_Call], continued: set[int]) -> list[_Call]:
 
 def _branch(end: _Call, taken: set[int]) -> Conversation:
     trained = [False] * len(end.messages)
-    path = end.path
-    for call in path:
+    for call in end.path:
         if id(call) not in taken:
             taken.add(id(call))
             trained[len(call.messages) - 1] = _is_whole(call.event.output)
-    return Conversation(end.messages, trained, end.tools, len(path), _tokens(end.event.output))
+    return Conversation(end.messages, trained, end.tools, _tokens(end.event.output))
 
 
 def _is_whole(output: ModelOutput) -> bool:
