@@ -25,36 +25,42 @@ if TYPE_CHECKING:
     from inspect_tinker_plugin.tasks.reference import ResolvedTask
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-Decorator = Callable[[Command], Command]
 
 
-def task_options(command: Command) -> Command:
-    """Add the argument for a task, and the options for its arguments."""
-    return click.argument("task", metavar="TASK")(task_arguments(command))
+def _adding(*decorators: Any) -> Callable[[Command], Command]:
+    """Return a decorator that adds options to a command, in this order."""
+
+    def decorate(command: Command) -> Command:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return decorate
 
 
-def task_arguments(command: Command) -> Command:
-    """Add the options for the arguments of a task."""
-    options = [
-        click.option(
-            "-T",
-            "task_args",
-            multiple=True,
-            metavar="KEY=VALUE",
-            help="One or more task arguments (e.g. -T arg=value).",
-        ),
-        click.option(
-            "--task-config",
-            metavar="FILE",
-            help="YAML or JSON config file with task arguments.",
-        ),
-    ]
-    return _decorate(command, options)
+task_arguments = _adding(
+    click.option(
+        "-T",
+        "task_args",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="One or more task arguments (e.g. -T arg=value).",
+    ),
+    click.option(
+        "--task-config",
+        metavar="FILE",
+        help="YAML or JSON config file with task arguments.",
+    ),
+)
+"""Adds the options for the arguments of a task."""
+
+task_options = _adding(click.argument("task", metavar="TASK"), task_arguments)
+"""Adds the argument for a task, and the options for its arguments."""
 
 
 def test_task_options(help: str) -> Callable[[Command], Command]:
     """Return a decorator that adds ``--test-task``, with this help, and ``--test-arg``."""
-    options = [
+    return _adding(
         click.option("--test-task", metavar="TASK", help=help),
         click.option(
             "--test-arg",
@@ -63,8 +69,7 @@ def test_task_options(help: str) -> Callable[[Command], Command]:
             metavar="KEY=VALUE",
             help="Arguments of the test task.",
         ),
-    ]
-    return lambda command: _decorate(command, options)
+    )
 
 
 class Number(click.FloatRange):
@@ -79,22 +84,18 @@ class Number(click.FloatRange):
         return number
 
 
-def renderer_options(command: Command) -> Command:
-    """Add the tokenizer and the renderer of the policy."""
-    options = [
-        click.option("--tokenizer", metavar="NAME", help="Tokenizer, if not the model's own."),
-        click.option("--renderer", metavar="NAME", help="Renderer, if not the model's own."),
-    ]
-    return _decorate(command, options)
+renderer_options = _adding(
+    click.option("--tokenizer", metavar="NAME", help="Tokenizer, if not the model's own."),
+    click.option("--renderer", metavar="NAME", help="Renderer, if not the model's own."),
+)
+"""Adds the tokenizer and the renderer of the policy."""
 
-
-def sampling_options(command: Command) -> Command:
-    """Add :func:`renderer_options`, and how the policy is sampled."""
-    options = [
-        click.option("--max-tokens", type=click.IntRange(1), default=1024, show_default=True),
-        click.option("--temperature", type=Number(0), default=1.0, show_default=True),
-    ]
-    return renderer_options(_decorate(command, options))
+sampling_options = _adding(
+    renderer_options,
+    click.option("--max-tokens", type=click.IntRange(1), default=1024, show_default=True),
+    click.option("--temperature", type=Number(0), default=1.0, show_default=True),
+)
+"""Adds these, and how the policy is sampled."""
 
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -102,7 +103,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 def listening_options(*, port: int, sent_as: str) -> Callable[[Command], Command]:
     """Return a decorator that adds where a server listens, and the token that clients send it."""
-    options = [
+    return _adding(
         click.option("--port", type=click.IntRange(0, 65535), default=port, show_default=True),
         click.option(
             "--host",
@@ -115,8 +116,7 @@ def listening_options(*, port: int, sent_as: str) -> Callable[[Command], Command
             type=click.Path(path_type=Path, exists=True, dir_okay=False),
             help=f"File with the token that clients send as {sent_as}.",
         ),
-    ]
-    return lambda command: _decorate(command, options)
+    )
 
 
 def price_option(help: str) -> Callable[[Command], Command]:
@@ -158,18 +158,13 @@ def dataset_options(
         hints: Text that the command's help adds to an option's sentence, in parentheses.
         defaults: The command's own defaults, by option.
     """
-
-    def decorate(command: Command) -> Command:
-        decorators: list[Any] = []
-        for option in declared_options():
-            if name in option.commands:
-                hint = (hints or {}).get(option.name)
-                text = option.help if hint is None else f"{option.help.rstrip('.')} ({hint})."
-                default = defaults.get(option.name, option.default)
-                decorators += _options(option, text, default)
-        return _decorate(command, decorators)
-
-    return decorate
+    decorators: list[Any] = []
+    for option in declared_options():
+        if name in option.commands:
+            hint = (hints or {}).get(option.name)
+            text = option.help if hint is None else f"{option.help.rstrip('.')} ({hint})."
+            decorators += _options(option, text, defaults.get(option.name, option.default))
+    return _adding(*decorators)
 
 
 def field_options(
@@ -181,14 +176,10 @@ def field_options(
         of: The dataclass.
         written: How they are written on the command line if their type does not say it.
     """
-
-    def decorate(command: Command) -> Command:
-        decorators: list[Any] = []
-        for each in options_of(of):
-            decorators += _options(each, each.help, each.default, written.get(each.name, {}))
-        return _decorate(command, decorators)
-
-    return decorate
+    decorators: list[Any] = []
+    for each in options_of(of):
+        decorators += _options(each, each.help, each.default, written.get(each.name, {}))
+    return _adding(*decorators)
 
 
 def dataset_choices(
@@ -221,12 +212,6 @@ def solver_maker(choices: Mapping[str, Any]) -> Callable[[], Solver] | None:
     from inspect_tinker_plugin.tasks.loading import create_solver
 
     return lambda: create_solver(name, args)
-
-
-def _decorate(command: Command, decorators: Sequence[Any]) -> Command:
-    for decorator in reversed(decorators):
-        command = decorator(command)
-    return command
 
 
 def _options(
