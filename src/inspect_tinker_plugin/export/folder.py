@@ -30,7 +30,7 @@ from filelock import FileLock, Timeout
 from inspect_tinker_plugin.contracts.errors import ExportError
 from inspect_tinker_plugin.export.layouts import Row, Schema
 from inspect_tinker_plugin.export.options import Format
-from inspect_tinker_plugin.processes import Journal
+from inspect_tinker_plugin.processes import Journal, write_whole
 
 if TYPE_CHECKING:
     from datasets import Features
@@ -116,20 +116,16 @@ class ExportFolder:
             (path / WORK).mkdir(parents=True, exist_ok=True)
             folder = cls(path, format, schema, created)
             try:
-                folder._take_lock()
+                folder._lock.acquire()
                 folder._open_journal(json.loads(json.dumps(dict(identity))), seed, overwrite)
+            except Timeout as error:
+                raise ExportError(f"{path} is being written by another export.") from error
             except BaseException:
                 folder._lock.release()
                 raise
         except OSError as error:
             raise _unwritable(path, error) from error
         return folder
-
-    def _take_lock(self) -> None:
-        try:
-            self._lock.acquire()
-        except Timeout as error:
-            raise ExportError(f"{self.path} is being written by another export.") from error
 
     def _open_journal(self, identity: Mapping[str, Any], seed: int | None, fresh: bool) -> None:
         path = self._journal.path
@@ -255,8 +251,10 @@ class ExportFolder:
                 path.replace(self.path / name)
             patterns = {split: f"{split}-*.{self._format}" for split in self.rows}
             features = self._schema.features(rich=self._rich)
-            self._put(CARD, write_card(title, about, features=features, files=patterns))
-            self._put(SUMMARY, json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+            card = write_card(title, about, features=features, files=patterns)
+            write_whole(self.path / CARD, card)
+            text = json.dumps(summary, indent=2, ensure_ascii=False)
+            write_whole(self.path / SUMMARY, f"{text}\n")
             self._drop_work()
         except OSError as error:
             raise _unwritable(self.path, error) from error
@@ -296,11 +294,6 @@ class ExportFolder:
             for name in [CARD, *read_summary(self.path).get("files", [])]:
                 (self.path / Path(name).name).unlink(missing_ok=True)
             summary.unlink()
-
-    def _put(self, name: str, text: str) -> None:
-        partial = self._work / name
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(self.path / name)
 
     def _drop_work(self) -> None:
         shutil.rmtree(self._work, ignore_errors=True)
