@@ -411,7 +411,7 @@ def test_what_a_killed_call_was_writing_does_not_stay(
 ) -> None:
     log = rolled(by_word(), tmp_path / "old")
     with monkeypatch.context() as killed:  # neither renamed nor removed: the process is gone
-        killed.setattr("inspect_tinker_plugin.logs.rescoring.os.replace", lambda *_: None)
+        killed.setattr("os.replace", lambda *_: None)
         killed.setattr(Path, "unlink", lambda *_, **__: None)
         asyncio.run(rescore([log.location], Rescoring(output=tmp_path / "new")))
     assert any(path.suffix == ".writing" for path in (tmp_path / "new").iterdir())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from inspect_tinker_plugin.episode.task import resolve_roles
 from inspect_tinker_plugin.logs.header import add_rewards, count_errors, eval_results
 from inspect_tinker_plugin.logs.regrading import Failed, LogRewards, expected_scores
 from inspect_tinker_plugin.logs.rollout import note, own_scores
-from inspect_tinker_plugin.processes import alone_in
+from inspect_tinker_plugin.processes import alone_in, replacing
 from inspect_tinker_plugin.rewards import (
     MonitorPenalty,
     ResolvedGroupReward,
@@ -286,11 +285,8 @@ def _take_scores(log: EvalLog, earlier: EvalLog) -> None:
 
 
 def _write(log: EvalLog, target: Path) -> None:
-    temporary = target.with_name(f".{uuid.uuid4().hex}.writing")
     try:
-        write_eval_log(log, str(temporary), format="eval")
-        os.replace(temporary, target)
+        with replacing(target, target.with_name(f".{uuid.uuid4().hex}.writing")) as part:
+            write_eval_log(log, str(part), format="eval")
     except OSError as error:
         raise ConfigError(f"cannot write {target}: {error.strerror or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -32,6 +32,7 @@ from inspect_tinker_plugin.logs.staging import (
     write_log,
     write_part,
 )
+from inspect_tinker_plugin.processes import replacing
 
 logger = getLogger(__name__)
 
@@ -106,7 +107,7 @@ def assemble_pending(log_dir: str | Path) -> list[Path]:
     Raises:
         OSError: A log cannot be written; nothing is lost, so call it again.
     """
-    _submit(0, _nothing).result()  # wait for what this process has begun
+    _submit(0, lambda: None).result()  # wait for what this process has begun
     # In a thread although the caller waits: inside a running event loop, Inspect's log
     # functions would patch asyncio for the whole process.
     made: list[Path] = _submit(1, _finish_runs, Path(log_dir).absolute(), True).result()
@@ -216,10 +217,6 @@ def _warn_once(log_dir: Path, error: Exception) -> None:
         )
 
 
-def _nothing() -> None:
-    """Do nothing; submitted to a pool to wait for everything before it."""
-
-
 def _submit(pool: int, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
     return _pool(pool, os.getpid()).submit(work, *arguments)
 
@@ -267,12 +264,8 @@ def _assemble_attempt(run: LogRun, attempt: Attempt) -> Path | None:
     spec = _spec(run)
     log = batch_log(spec, attempt, samples, groups_read=read)
     location = run.log_dir / _file_name(log, attempt)
-    temporary = run.temporary()
-    try:
-        write_log(log, samples, temporary)
-        os.replace(temporary, location)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(location, run.temporary()) as part:
+        write_log(log, samples, part)
     if log.status == "success":
         done = (log.eval.metadata or {})["policy_step"]
         names = f"*_{_batch_name(log, attempt)}_*.eval"

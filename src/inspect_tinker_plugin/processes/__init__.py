@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
-from inspect_tinker_plugin.processes.journal import Journal, alone_in, read_rows, write_whole
+from inspect_tinker_plugin.processes.journal import (
+    Journal,
+    alone_in,
+    read_rows,
+    replacing,
+    write_whole,
+)
 
-__all__ = ["Journal", "alone_in", "read_rows", "write_whole"]
+__all__ = ["Journal", "alone_in", "read_rows", "replacing", "write_whole"]

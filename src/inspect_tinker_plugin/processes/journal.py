@@ -90,7 +90,7 @@ class Journal:
         Raises:
             OSError: It cannot be written.
         """
-        with _replacing(self.path) as part:
+        with replacing(self.path) as part:
             part.unlink(missing_ok=True)
             Journal(part).write(*records)
 
@@ -157,14 +157,17 @@ def write_whole(path: Path, text: str) -> None:
     Raises:
         OSError: It cannot be written.
     """
-    with _replacing(path) as part:
+    with replacing(path) as part:
         part.write_text(text, encoding="utf-8")
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """Yield where to write what then replaces a file; what fails leaves nothing there."""
-    part = path.with_name(f"{path.name}.writing")
+def replacing(path: Path, part: Path | None = None) -> Iterator[Path]:
+    """Yield ``part``, or a path beside the file, to write to; then it replaces the file.
+
+    What fails leaves nothing there.
+    """
+    part = part or path.with_name(f"{path.name}.writing")
     try:
         yield part
         os.replace(part, path)
