@@ -213,15 +213,12 @@ def _make_policies(choices: dict[str, Any], renderer: Renderer) -> PolicyFor:
 
 def _context_window(choices: dict[str, Any]) -> int | None:
     """Find out how many tokens the model takes; a scripted policy takes any number."""
-    if choices["local"] is not None:
-        from tinker_local import context_length
-
-        return context_length(choices["tokenizer"])
     if choices["model"] is None:
         return None
-    from inspect_tinker_plugin.rl.models import context_window
+    from inspect_tinker_plugin.evaluate.source import find_window
 
-    return context_window(choices["model"], base_url=choices["base_url"])
+    model = choices["model"] if choices["local"] is None else choices["tokenizer"]
+    return find_window(model, choices["base_url"])
 
 
 def _make_dataset(choices: dict[str, Any], renderer: Renderer) -> InspectRLDataset:

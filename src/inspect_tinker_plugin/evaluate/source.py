@@ -190,7 +190,7 @@ def _connect(source: Source, api_key: str | None) -> Connection:
         renderer = make_renderer(
             source.renderer, model=source.base_model, tokenizer=source.tokenizer
         )
-        window = find_window(source, base_url)
+        window = source.context_window or find_window(str(source.base_model), base_url)
         sampler = service.create_sampling_client(
             model_path=source.weights, base_model=None if source.weights else source.base_model
         ).result()
@@ -237,12 +237,10 @@ def _describe_weights(source: Source, base_url: str | None, api_key: str | None)
     return replace(source, base_model=training.base_model, renderer=source.renderer or said)
 
 
-def find_window(source: Source, base_url: str | None) -> int | None:
-    """Return how many tokens a model takes, ``None`` where the server does not say it."""
-    if source.context_window is not None:
-        return source.context_window
-    if os.path.isdir(str(source.base_model)):
+def find_window(model: str, base_url: str | None) -> int | None:
+    """Return how many tokens a model takes, ``None`` where its folder or server does not say it."""
+    if os.path.isdir(model):
         from tinker_local import context_length
 
-        return context_length(str(source.base_model))
-    return context_window(str(source.base_model), base_url=base_url)
+        return context_length(model)
+    return context_window(model, base_url=base_url)

@@ -412,7 +412,7 @@ class EvalTasks(SamplingClientEvaluator):
             step=step or None,  # what is sampled from before the first one may be imitated
         )
         renderer = make_renderer(source.renderer, model=source.base_model)
-        window = find_window(source, source.base_url)
+        window = config.context_window or find_window(config.model_name, config.base_url)
         return Connection(source=source, sampler=sampler, renderer=renderer, window=window)
 
     def _weights(self, step: int | None) -> str | None:

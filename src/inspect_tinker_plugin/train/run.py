@@ -27,13 +27,14 @@ from tinker_cookbook.utils.ml_log import dump_config
 from inspect_tinker_plugin.contracts.errors import ConfigError, InspectRLError
 from inspect_tinker_plugin.contracts.policy import TOKENIZER_FOLDER
 from inspect_tinker_plugin.contracts.wording import counted, part_of
+from inspect_tinker_plugin.evaluate.source import find_window
 from inspect_tinker_plugin.logs import RolloutStatus, assemble_pending, figures
 from inspect_tinker_plugin.logs.header import count_errors
 from inspect_tinker_plugin.logs.rollout import is_masked, trajectory
 from inspect_tinker_plugin.processes import alone_in
 from inspect_tinker_plugin.processes.workers import run_in_loop, stopped_like_ctrl_c
 from inspect_tinker_plugin.rl.mixture import MixedTask
-from inspect_tinker_plugin.rl.models import context_window, require_server, require_weights
+from inspect_tinker_plugin.rl.models import require_server, require_weights
 from inspect_tinker_plugin.tasks.reference import TaskRef
 from inspect_tinker_plugin.train.config import (
     build_config,
@@ -237,7 +238,7 @@ def _train(run: Run) -> None:
         else:
             run = replace(run, config=chz.replace(run.config, base_url=server.url))
         _require_weights(run)
-        run = replace(run, config=_within_window(run.config, local=request.local))
+        run = replace(run, config=_within_window(run.config))
         stack.callback(_finish_logs, log_dir)
         stack.enter_context(watchable(log_dir))
         if not request.verbose:
@@ -352,17 +353,12 @@ def _require_weights(run: Run) -> None:
             require_weights(weights, base_url=config.base_url)
 
 
-def _within_window(config: Any, *, local: bool) -> Any:
+def _within_window(config: Any) -> Any:
     """Add the model's context window, unless the run states one."""
-    data, model = config.dataset_builder, config.model_name
+    data = config.dataset_builder
     if data.dataset_options().context_window is not None:
         return config
-    if local:
-        from tinker_local import context_length
-
-        window = context_length(model)
-    else:
-        window = context_window(model, base_url=config.base_url)
+    window = find_window(config.model_name, config.base_url)
     return chz.replace(config, dataset_builder=chz.replace(data, context_window=window))
 
 
