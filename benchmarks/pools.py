@@ -31,7 +31,7 @@ from inspect_docker_pool.environment import DockerPoolSandboxEnvironment as Pool
 from inspect_docker_pool.manager import close_all, pool_manager
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.inspect_internals import registry_find_sandboxenv
-from inspect_tinker_plugin.rl.prewarm import Ahead, Batches
+from inspect_tinker_plugin.rl.prewarm import Ahead
 
 
 def _quantile(values: list[float], share: float) -> float:
@@ -96,10 +96,13 @@ async def _next_batch(image: str, paths: list[str], ahead_for: float | None) -> 
     task = Task(dataset=[Sample(id=n, input="x", sandbox=spec) for n, spec in enumerate(given)])
     first, *rest = task.dataset
     if ahead_for is not None:
-        batches = Batches(
-            lambda batch: rest if batch else [first], count=2, size=len(rest), group_size=1
-        )
-        Ahead(task, EpisodeRunner(task), batches)
+        Ahead(
+            prepared=EpisodeRunner(task),
+            samples_of=lambda batch: rest if batch else [first],
+            batches=2,
+            batch_size=len(rest),
+            group_size=1,
+        ).start(task)
         await asyncio.sleep(ahead_for)
     begun = time.perf_counter()
     taken = await asyncio.gather(*(Pooled.sample_init("bench", c, {}) for c in configs))

@@ -30,7 +30,7 @@ from inspect_tinker_plugin.rewards import resolve_reward
 from inspect_tinker_plugin.rewards.scores import reads_other_than_scorers, require_scores
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
 from inspect_tinker_plugin.rl.hooks import with_plugin_scorers
-from inspect_tinker_plugin.rl.prewarm import Ahead, Batches
+from inspect_tinker_plugin.rl.prewarm import Ahead
 from inspect_tinker_plugin.rl.task_handle import TaskHandle, log_folder, open_logs
 from inspect_tinker_plugin.samplers import (
     FOLDER,
@@ -181,13 +181,14 @@ class InspectRLDataset(RLDataset):
         if isinstance(self._order, Sampled):
             return  # what comes next depends on rewards
         samples, order = self.samples, self._order  # the thread must not refer to this dataset
-        batches = Batches(
-            lambda batch: [samples[position] for position in order.batch(batch)],
-            count=len(order),
-            size=self.options.batch_size,
+        self._ahead = Ahead(
+            prepared=prepared,
+            samples_of=lambda batch: [samples[position] for position in order.batch(batch)],
+            batches=len(order),
+            batch_size=self.options.batch_size,
             group_size=self.options.group_size,
         )
-        self._ahead = Ahead(self, prepared, batches)
+        self._ahead.start(self)
 
 
 @spell_out_options

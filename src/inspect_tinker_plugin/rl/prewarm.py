@@ -30,73 +30,64 @@ AT_ONCE = 3
 """Images made ahead at the same time: fewer than the threads that an engine builds with."""
 
 
-@dataclass(frozen=True)
-class Batches:
-    """The samples of each batch of a dataset."""
-
-    samples_of: Callable[[int], Sequence[Sample]]
-    count: int
-    size: int
-    """Groups per batch."""
-    group_size: int
-
-
+@dataclass(kw_only=True)
 class Ahead:
     """Builds and pulls the images of coming batches, and starts the first one's containers.
 
     One thread serves a dataset and ends with it, or immediately when its samples need no such
     sandbox. Failures are only logged: the episode that needs the sandbox meets the same fault and
     reports it.
-
-    Args:
-        owner: The dataset; the thread ends when it is gone.
-        prepared: The task.
-        batches: Its batches; they must not refer to the dataset.
     """
 
-    def __init__(self, owner: object, prepared: PreparedTask, batches: Batches) -> None:
-        worker = _Worker(prepared, batches)
-        # A finaliser may run anywhere, under any lock; this queue's put is made for that.
-        self.prepare_after = worker.asked.put
+    prepared: PreparedTask
+    """The task."""
+    samples_of: Callable[[int], Sequence[Sample]]
+    """Returns the samples of a batch; it must not refer to the dataset."""
+    batches: int
+    batch_size: int
+    group_size: int
+
+    # A finaliser may run anywhere, under any lock; this queue's put is made for that.
+    _asked: SimpleQueue[int | None] = field(default_factory=SimpleQueue)
+    _made: set[int] = field(default_factory=set)
+    """Batches whose images were made."""
+    _warmed: list[SandboxAhead] = field(default_factory=list)
+
+    def start(self, owner: object) -> None:
+        """Begin with the first batches; the thread ends when the owner, the dataset, is gone."""
         self.prepare_after(-1)
-        weakref.finalize(owner, worker.asked.put, None)
-        threading.Thread(target=worker.run, name="prewarm sandboxes", daemon=True).start()
+        weakref.finalize(owner, self._asked.put, None)
+        threading.Thread(target=self._run, name="prewarm sandboxes", daemon=True).start()
+
+    def prepare_after(self, batch: int) -> None:
+        """Prepare the batches after one that is asked for now; returns immediately."""
+        self._asked.put(batch)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as a copy that prepares nothing, in this process or another."""
         return type(None), ()
 
-
-@dataclass
-class _Worker:
-    prepared: PreparedTask
-    batches: Batches
-    asked: SimpleQueue[int | None] = field(default_factory=SimpleQueue)
-    made: set[int] = field(default_factory=set)
-    """Batches whose images were made."""
-    warmed: list[SandboxAhead] = field(default_factory=list)
-
-    def run(self) -> None:
+    def _run(self) -> None:
         useful = False
         try:
-            while (asked := self.asked.get()) is not None:
+            while (asked := self._asked.get()) is not None:
                 useful = self._prepare_after(asked) or useful
-                if not useful and self.asked.empty():
+                if not useful and self._asked.empty():
                     break
         except Exception as error:
             logger.warning("task %r: sandboxes are not made ahead: %s", self.prepared.name, error)
-        for ahead in self.warmed:
+        for ahead in self._warmed:
             ahead.expect(0)
 
     def _prepare_after(self, asked: int) -> bool:
         """Prepare the batches after the given one; return whether any needed that."""
-        depth, useful = max(1, IMAGES_AHEAD // self.batches.size), False
-        for batch in range(asked + 1, min(asked + 1 + depth, self.batches.count)):
-            if batch in self.made:
+        depth, useful = max(1, IMAGES_AHEAD // self.batch_size), False
+        for batch in range(asked + 1, min(asked + 1 + depth, self.batches)):
+            if batch in self._made:
                 continue
-            if not self.asked.empty():  # another batch was asked for meanwhile
+            if not self._asked.empty():  # another batch was asked for meanwhile
                 break
-            needs = asyncio.run(self._find_needs(self.batches.samples_of(batch)))
+            needs = asyncio.run(self._find_needs(self.samples_of(batch)))
             useful = useful or bool(needs)
             # Each sandbox of the first batch is started once its image is there.
             counts = self._count(needs) if asked < 0 and batch == 0 else {}
@@ -107,7 +98,7 @@ class _Worker:
                     self._await_image(making, counts)
             while making:
                 self._await_image(making, counts)
-            self.made.add(batch)
+            self._made.add(batch)
         return useful
 
     async def _find_needs(self, samples: Sequence[Sample]) -> list[tuple[SandboxAhead, bool]]:
@@ -131,7 +122,7 @@ class _Worker:
         counts: dict[SandboxAhead, int] = {}
         for ahead, shared in needs:
             room = MOST - sum(counts.values())
-            wanted = 1 if shared else self.batches.group_size
+            wanted = 1 if shared else self.group_size
             counts[ahead] = counts.get(ahead, 0) + min(room, wanted)
         return counts
 
@@ -145,8 +136,8 @@ class _Worker:
                 continue
             if error := image.exception():
                 self._complain(error)
-            elif (count := counts.get(ahead, 0)) and self.asked.empty():
-                self.warmed.append(ahead)  # its episodes have yet to come
+            elif (count := counts.get(ahead, 0)) and self._asked.empty():
+                self._warmed.append(ahead)  # its episodes have yet to come
                 ahead.expect(count)
 
     def _complain(self, error: BaseException) -> None:
