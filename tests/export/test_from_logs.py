@@ -490,11 +490,10 @@ def test_an_export_that_is_cut_off_within_a_sample_has_all_or_none_of_its_rows(
 def test_rows_are_not_held_in_memory(tmp_path: Path, format: Any) -> None:
     folder = ExportFolder.claim(
         tmp_path / "out",
+        LogExportOptions(format=format),
         identity={},
         seed=None,
-        format=format,
         schema=PROMPTS,
-        overwrite=False,
     )
     prompt = [{"role": "user", "content": "?"}]
     row = {"id": "1", "prompt": prompt, "answer": "", "info": "{}", "task": "t", "tools": "[]"}

@@ -29,7 +29,7 @@ from filelock import FileLock, Timeout
 
 from inspect_tinker_plugin.contracts.errors import ExportError
 from inspect_tinker_plugin.export.layouts import Row, Schema
-from inspect_tinker_plugin.export.options import Format
+from inspect_tinker_plugin.export.options import FolderOptions, Format
 from inspect_tinker_plugin.processes import Journal, write_whole
 
 if TYPE_CHECKING:
@@ -93,31 +93,30 @@ class ExportFolder:
     def claim(
         cls,
         path: Path,
+        options: FolderOptions,
         *,
         identity: Mapping[str, Any],
         seed: int | None,
-        format: Format,
         schema: Schema,
-        overwrite: bool,
     ) -> ExportFolder:
         """Take a folder for an export, to continue an unfinished one or to start a new one.
 
         Args:
             path: The folder; created if missing.
+            options: How it is written.
             identity: What is exported.
             seed: Seed of the order, when this export starts from the beginning.
-            format: File format.
             schema: Columns of the files.
-            overwrite: Start again, whatever export the folder holds.
         """
         try:
-            check_target(path, overwrite=overwrite)
+            check_target(path, overwrite=options.overwrite)
             created = not path.exists()
             (path / WORK).mkdir(parents=True, exist_ok=True)
-            folder = cls(path, format, schema, created)
+            folder = cls(path, options.format, schema, created)
             try:
                 folder._lock.acquire()
-                folder._open_journal(json.loads(json.dumps(dict(identity))), seed, overwrite)
+                what = json.loads(json.dumps(dict(identity)))
+                folder._open_journal(what, seed, options.overwrite)
             except Timeout as error:
                 raise ExportError(f"{path} is being written by another export.") from error
             except BaseException:

@@ -74,12 +74,7 @@ async def export_logs(
     index = await asyncio.to_thread(index_logs, paths, score=options.choice.score)
     held = await asyncio.to_thread(_held_out, index, options)
     folder = ExportFolder.claim(
-        output,
-        identity=_identity(index, options),
-        seed=None,
-        format=options.format,
-        schema=schema,
-        overwrite=options.overwrite,
+        output, options, identity=_identity(index, options), seed=None, schema=schema
     )
     try:
         return await _LogExport(index, folder, options, held).run(on_progress)

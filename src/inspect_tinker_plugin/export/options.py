@@ -29,15 +29,29 @@ TRAIN = "train"
 """The split of rows that are not held out."""
 
 
-@dataclass(frozen=True)
-class ExportOptions:
-    """How a task is exported."""
+@dataclass(frozen=True, kw_only=True)
+class FolderOptions:
+    """How the folder of an export is written."""
 
     format: Format = "parquet"
     """File format."""
 
     layout: Layout = "chat"
     """Columns: those of this project, or those that a trainer reads."""
+
+    overwrite: bool = False
+    """Start a new export, whatever export the folder holds."""
+
+    def __post_init__(self) -> None:
+        if self.format not in FORMATS:
+            raise ConfigError(f"unknown format {self.format!r}; there is {', '.join(FORMATS)}.")
+        if self.layout not in LAYOUTS:
+            raise ConfigError(f"unknown layout {self.layout!r}; there is {', '.join(LAYOUTS)}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(FolderOptions):
+    """How a task is exported."""
 
     dataset: DatasetOptions = field(default_factory=DatasetOptions)
     """Which samples, and how their episodes begin: solver, sandbox, limits and model roles."""
@@ -50,10 +64,8 @@ class ExportOptions:
     )
     workers: int = option(1, "Prepare samples in N processes, each of which loads the task.")
 
-    overwrite: bool = False
-    """Start a new export, whatever export the folder holds."""
-
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.max_samples < 1:
             raise ConfigError(f"max_samples is {self.max_samples}; it must be at least 1.")
         if not 1 <= self.workers <= self.max_samples:
@@ -61,10 +73,6 @@ class ExportOptions:
                 f"workers is {self.workers}; it must be at least 1 and at most max_samples "
                 f"({self.max_samples}), which they share."
             )
-        if self.format not in FORMATS:
-            raise ConfigError(f"unknown format {self.format!r}; there is {', '.join(FORMATS)}.")
-        if self.layout not in LAYOUTS:
-            raise ConfigError(f"unknown layout {self.layout!r}; there is {', '.join(LAYOUTS)}.")
 
 
 _OF_FORMS: dict[str, tuple[Form, ...]] = {
@@ -183,27 +191,19 @@ def _falling(entry: Entry) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogExportOptions:
+class LogExportOptions(FolderOptions):
     """How logs are exported."""
 
     choice: Choice = field(default_factory=Choice)
     """Which samples and runs become rows."""
-
-    layout: Layout = "chat"
-    """Columns: those of this project, or those that a trainer reads."""
-
-    format: Format = "parquet"
-    """File format."""
 
     split: tuple[str, str] | None = option(
         None, "Hold out a share of the samples as a separate split, e.g. test=10%."
     )
     split_seed: int = option(0, "Seed of the held-out samples.")
 
-    overwrite: bool = False
-    """Start again, whatever export the folder holds."""
-
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.split is not None and (self.split[0] == TRAIN or not self.split[0].isalnum()):
             raise ConfigError(
                 f"a split is held out under a name of letters and digits other than {TRAIN!r}, "

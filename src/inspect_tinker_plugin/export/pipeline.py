@@ -91,11 +91,10 @@ async def export_task(
     identity = _identity(resolved, options)
     folder = ExportFolder.claim(
         output,
+        options,
         identity=identity,
         seed=_seed(options.dataset.sample_shuffle),
-        format=options.format,
         schema=prompt_schema(options.layout),
-        overwrite=options.overwrite,
     )
     try:
         try:
