@@ -66,8 +66,8 @@ class TurnTaken:
     messages: Sequence[ChatMessage]
     """A copy of the conversation that the policy saw."""
 
-    output: ModelOutput | None
-    """A copy of the policy's answer; ``None`` when the call was ended with an error instead."""
+    output: ModelOutput
+    """A copy of the policy's answer."""
 
 
 @dataclass(frozen=True, kw_only=True)

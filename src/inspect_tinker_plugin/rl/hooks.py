@@ -134,19 +134,18 @@ class EpisodeHooks:
                 ),
             )
 
-    async def report_turn(self, request: TurnRequest, output: object) -> None:
-        """Tell observers the answer to a model call, an output or an exception."""
+    async def report_turn(self, request: TurnRequest, output: ModelOutput) -> None:
+        """Tell observers the answer to a model call."""
         if self._live:
             self._live.count_turn(self._id)
         if self._observers:
-            answer = output if isinstance(output, ModelOutput) else None
             await self._observers.tell(
                 "on_turn",
                 lambda: TurnTaken(
                     episode=self._id,
                     index=request.index,
                     messages=deepcopy(list(request.messages)),
-                    output=deepcopy(answer),
+                    output=deepcopy(output),
                 ),
             )
 
