@@ -103,7 +103,6 @@ def _cost(sample: EvalSample, seen: Mapping[str, Any]) -> EpisodeCost:
         trained=read + usage.output_tokens if trained is None else trained,
         sandbox_seconds=sum(in_sandbox),
         seconds=float(sample.total_time or 0.0),
-        exact=True,
     )
 
 

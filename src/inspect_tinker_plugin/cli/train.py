@@ -298,7 +298,6 @@ def _cost_of(sample: EvalSample) -> EpisodeCost | None:
         sandbox_seconds=seconds if "sandbox/acquire_s" in seen["metrics"] else 0.0,
         seconds=seconds,
         judge_tokens=sum(usage.total_tokens for usage in others),
-        exact=True,
     )
 
 

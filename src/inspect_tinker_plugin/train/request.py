@@ -151,8 +151,6 @@ class EpisodeCost:
     sandbox_seconds: float
     seconds: float
     judge_tokens: float = 0.0
-    exact: bool = False
-    """Whether a real model's tokens were counted; else they are estimated from characters."""
 
 
 def average_costs(costs: Sequence[EpisodeCost], weights: Sequence[float]) -> EpisodeCost:
@@ -163,7 +161,7 @@ def average_costs(costs: Sequence[EpisodeCost], weights: Sequence[float]) -> Epi
         / sum(weights)
         for name in _SHOWN
     }
-    return EpisodeCost(**means, exact=all(cost.exact for cost in costs))
+    return EpisodeCost(**means)
 
 
 def read_prices(path: Path) -> dict[str, float]:
@@ -220,7 +218,6 @@ def plan_of(
         "samples": samples,
         "group_size": group_size,
         "episodes": episodes,
-        "exact": cost.exact,
         "per_episode": {name: round(value, 1) for name, value in one.items()},
         "in_all": {name: round(value * episodes, 1) for name, value in one.items()},
     }
@@ -241,11 +238,10 @@ def plan_rows(plan: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def plan_title(plan: Mapping[str, Any]) -> str:
-    """Return how many episodes a plan has, and how their tokens were found."""
-    kind = "counted" if plan["exact"] else "estimated from characters"
+    """Return how many episodes a plan has."""
     return (
         f"{counted(plan['samples'], 'sample')} x {plan['group_size']} = "
-        f"{counted(plan['episodes'], 'episode')} (tokens {kind})"
+        f"{counted(plan['episodes'], 'episode')} (tokens counted)"
     )
 
 

@@ -543,7 +543,6 @@ def attempt(
         trained=150,
         sandbox_seconds=0.0,
         seconds=1.0,
-        exact=True,
     )
     return ModelAttempt(
         sample=sample,
