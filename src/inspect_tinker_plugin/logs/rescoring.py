@@ -221,9 +221,8 @@ def _resolve_rewards(
     reward: ResolvedReward = _resolve(resolve_reward, expression, how.reward, name, "reward")
     if expected := list(expected_scores(header)):
         names = list(dict.fromkeys([*expected, *_logged_scores(header)]))
-        require_scores(
-            "reward", expression, reward.aggregator, names, whose=f"score of {name} has; there is"
-        )
+        whose = f"score of {name} has; there is"
+        require_scores(expression, reward.aggregator, names, whose=whose)
     of_group = how.group_reward or logged.get("group_reward_expression")
     if how.no_group_reward or of_group is None:
         return reward, None

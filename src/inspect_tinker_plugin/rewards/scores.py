@@ -140,7 +140,6 @@ def score_names(result: EpisodeResult) -> list[str]:
 
 
 def require_scores(
-    option: str,
     expression: object,
     aggregator: object,
     scorers: Sequence[str],
@@ -158,7 +157,7 @@ def require_scores(
     for path in _named_scores(aggregator):
         if not any(path == name or path.startswith(f"{name}.") for name in scorers):
             raise RewardError(
-                f"{option} {expression!r} names the score {path!r}, which no {whose} "
+                f"reward {expression!r} names the score {path!r}, which no {whose} "
                 f"{', '.join(scorers)}.{suggestion(path, list(scorers), most=0)}"
             )
 

@@ -323,7 +323,7 @@ def prepare_task(
     handle = TaskHandle(resolved.task, ref, renderer, options, resolved.task.name)
     parts = handle.parts()
     scorers = [scorer.name for scorer in parts.runner.scorers]
-    require_scores("reward", options.reward, reward, scorers)
+    require_scores(options.reward, reward, scorers)
     if options.sampler is not None:
         try_sampler(options.sampler, _pool(handle, samples), count=options.batch_size)
         if options.log_dir is None:

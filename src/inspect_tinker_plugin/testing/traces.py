@@ -379,6 +379,6 @@ def _is_now(value: Json) -> bool:
     return isinstance(value, float) and abs(time.time() - value) < _DAY
 
 
-def _short(value: Json, width: int = 160) -> str:
+def _short(value: Json) -> str:
     text = repr(value)
-    return text if len(text) <= width else f"{text[: width - 1]}…"
+    return text if len(text) <= 160 else f"{text[:159]}…"

@@ -336,9 +336,9 @@ class _Paper:
         return parts
 
 
-def _round_ticks(low: float, high: float, wanted: int = 4) -> list[float]:
+def _round_ticks(low: float, high: float) -> list[float]:
     """Return round numbers that enclose a range."""
-    rough = (high - low or abs(high) or 1.0) / wanted
+    rough = (high - low or abs(high) or 1.0) / 4
     magnitude = 10.0 ** math.floor(math.log10(rough))
     size = next(m * magnitude for m in (1, 2, 2.5, 5, 10) if m * magnitude >= rough)
     first = math.floor(low / size + 1e-9)
