@@ -90,19 +90,16 @@ def _cost(sample: EvalSample, seen: Mapping[str, Any]) -> EpisodeCost:
     cached = usage.input_tokens_cache_read or known
     read = usage.input_tokens - cached
     trained = (seen.get("tokens") or {}).get("trained")
-    in_sandbox = [
-        float(value)
-        for name, value in (seen.get("metrics") or {}).items()
-        if name.startswith("sandbox/") and name.endswith("_s") and isinstance(value, int | float)
-    ]
+    seconds = float(sample.total_time or 0.0)
+    has_sandbox = "sandbox/acquire_s" in (seen.get("metrics") or {})
     return EpisodeCost(
         turns=turns,
         prefilled=read,
         cached=cached,
         sampled=usage.output_tokens,
         trained=read + usage.output_tokens if trained is None else trained,
-        sandbox_seconds=sum(in_sandbox),
-        seconds=float(sample.total_time or 0.0),
+        sandbox_seconds=seconds if has_sandbox else 0.0,
+        seconds=seconds,
     )
 
 
