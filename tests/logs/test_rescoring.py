@@ -43,7 +43,12 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin import EpisodeResult
 from inspect_tinker_plugin.cli.main import rl
-from inspect_tinker_plugin.contracts.errors import ConfigError, EpisodeError, InspectRLError
+from inspect_tinker_plugin.contracts.errors import (
+    Cause,
+    ConfigError,
+    EpisodeError,
+    InspectRLError,
+)
 from inspect_tinker_plugin.logs import assemble_pending, figures, trajectory_groups
 from inspect_tinker_plugin.logs.rescoring import Rescored, Rescoring, rescore
 from inspect_tinker_plugin.tasks.loading import create_from_file
@@ -269,7 +274,11 @@ def test_a_scorer_of_choices_sees_what_the_solver_has_marked(
 SHORT = "score:graded_by_word.short"
 
 
-@pytest.mark.parametrize("on_error", ["raise", -1.0, {"scorer": -2.0, "unscored": -3.0}], ids=str)
+@pytest.mark.parametrize(
+    "on_error",
+    ["raise", -1.0, {"scorer": -2.0, "unscored": -3.0}, {Cause.SCORER: -2.0, Cause.UNSCORED: -3.0}],
+    ids=["raise", "number", "by name", "by cause"],
+)
 @pytest.mark.parametrize(("before", "reward"), [("mean", SHORT), (SHORT, "mean")])
 def test_a_judge_that_fails_again_costs_what_it_would_in_a_training(
     on_error: Any, before: str, reward: str, tmp_path: Path

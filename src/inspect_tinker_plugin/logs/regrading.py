@@ -7,7 +7,6 @@ scorers concerned again, without a sandbox.
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -324,8 +323,7 @@ class LogRewards:
     @cached_property
     def _prices(self) -> ErrorPolicy:
         """What the training paid for failures."""
-        said = (self.log.eval.metadata or {}).get("on_error", "raise")
-        return ErrorPolicy.of(said if said == "raise" else ast.literal_eval(said))
+        return ErrorPolicy.of((self.log.eval.metadata or {}).get("on_error", "raise"))
 
 
 def _groups(log: EvalLog) -> Iterator[list[EvalSample]]:

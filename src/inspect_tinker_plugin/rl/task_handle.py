@@ -6,7 +6,7 @@ import pickle
 import threading
 import uuid
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -297,13 +297,13 @@ def open_logs(
     if run is None:
         return
     folder = None if first_step is None else trainers_folder(run.log_dir)
-    group_reward = parts.group_reward
+    group_reward, on_error = parts.group_reward, options.on_error
     spec = handle.make_spec(
         {
             "reward_expression": resolve_reward(options.reward).name,
             "group_reward_expression": None if group_reward is None else group_reward.name,
             "monitor_penalty": dict(options.monitor_penalty),
-            "on_error": str(options.on_error),
+            "on_error": dict(on_error) if isinstance(on_error, Mapping) else on_error,
             "renderer": type(handle.renderer).__name__,
             "batch_size": options.batch_size,
             "batches": batches,
