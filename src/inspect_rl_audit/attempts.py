@@ -21,7 +21,7 @@ from inspect_rl_audit.records import ModelAttempt, name_value
 from inspect_rl_audit.stage import spread
 from inspect_tinker_plugin import ConfigError
 from inspect_tinker_plugin.cli import progress_bar, roll_groups, run_in_loop
-from inspect_tinker_plugin.logs import RolloutStatus, figures, find_logs, reward_of
+from inspect_tinker_plugin.logs import RolloutStatus, figures, find_logs, reward_of, sandbox_seconds
 from inspect_tinker_plugin.plugins import counted
 from inspect_tinker_plugin.tasks import select_samples, task_digest
 from inspect_tinker_plugin.train import EpisodeCost
@@ -90,16 +90,14 @@ def _cost(sample: EvalSample, seen: Mapping[str, Any]) -> EpisodeCost:
     cached = usage.input_tokens_cache_read or known
     read = usage.input_tokens - cached
     trained = (seen.get("tokens") or {}).get("trained")
-    seconds = float(sample.total_time or 0.0)
-    has_sandbox = "sandbox/acquire_s" in (seen.get("metrics") or {})
     return EpisodeCost(
         turns=turns,
         prefilled=read,
         cached=cached,
         sampled=usage.output_tokens,
         trained=read + usage.output_tokens if trained is None else trained,
-        sandbox_seconds=seconds if has_sandbox else 0.0,
-        seconds=seconds,
+        sandbox_seconds=sandbox_seconds(sample),
+        seconds=sample.total_time or 0.0,
     )
 
 

@@ -278,7 +278,7 @@ async def _answer(
 
 
 def _cost_of(sample: EvalSample) -> EpisodeCost | None:
-    from inspect_tinker_plugin.logs import figures
+    from inspect_tinker_plugin.logs import figures, sandbox_seconds
     from inspect_tinker_plugin.train import EpisodeCost
 
     seen = figures(sample)
@@ -288,15 +288,14 @@ def _cost_of(sample: EvalSample) -> EpisodeCost | None:
     others = [usage for name, usage in sample.model_usage.items() if not name.startswith("rl/")]
     trained, sampled = seen["tokens"]["trained"], seen["tokens"]["sampled"]
     prefilled = trained - sampled
-    seconds = sample.total_time or 0.0
     return EpisodeCost(
         turns=seen["turns"],
         prefilled=prefilled,
         cached=max(0, sum(usage.input_tokens for usage in ours) - prefilled),
         sampled=sampled,
         trained=trained,
-        sandbox_seconds=seconds if "sandbox/acquire_s" in seen["metrics"] else 0.0,
-        seconds=seconds,
+        sandbox_seconds=sandbox_seconds(sample),
+        seconds=sample.total_time or 0.0,
         judge_tokens=sum(usage.total_tokens for usage in others),
     )
 

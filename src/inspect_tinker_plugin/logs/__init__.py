@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from inspect_tinker_plugin.logs.header import eval_spec
 from inspect_tinker_plugin.logs.index import find_logs, reward_of
-from inspect_tinker_plugin.logs.rollout import Rollout, RolloutStatus, figures, trajectory_groups
+from inspect_tinker_plugin.logs.rollout import (
+    Rollout,
+    RolloutStatus,
+    figures,
+    sandbox_seconds,
+    trajectory_groups,
+)
 from inspect_tinker_plugin.logs.staging import GroupSlot, LogRun
 from inspect_tinker_plugin.logs.writer import (
     assemble_pending,
@@ -27,6 +33,7 @@ __all__ = [
     "find_logs",
     "open_run",
     "reward_of",
+    "sandbox_seconds",
     "trajectory_groups",
     "write_group",
 ]
