@@ -371,7 +371,7 @@ def _find_refused(config: GenerateConfig) -> list[str]:
         f"{name}={value}"
         for name, value in values.items()
         if value is not None
-        and (isinstance(value, str) or not RANGES[name][0] <= value <= RANGES[name][1])
+        and not (isinstance(value, int | float) and RANGES[name][0] <= value <= RANGES[name][1])
     ]
 
 
