@@ -7,7 +7,7 @@ import hashlib
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from inspect_ai.log import EvalSample, read_eval_log
-from inspect_ai.model import ModelUsage
 
 from inspect_rl_audit.records import ModelAttempt, name_value
 from inspect_rl_audit.stage import spread
 from inspect_tinker_plugin import ConfigError
 from inspect_tinker_plugin.cli import progress_bar, roll_groups, run_in_loop
-from inspect_tinker_plugin.logs import RolloutStatus, figures, find_logs, reward_of, sandbox_seconds
+from inspect_tinker_plugin.logs import RolloutStatus, figures, find_logs, reward_of
 from inspect_tinker_plugin.plugins import counted
 from inspect_tinker_plugin.tasks import select_samples, task_digest
-from inspect_tinker_plugin.train import EpisodeCost
+from inspect_tinker_plugin.train import cost_of
 
 if TYPE_CHECKING:
     from tinker_cookbook.completers import TokenCompleter
@@ -49,7 +48,7 @@ def read_attempts(paths: Sequence[Path], task: str) -> list[ModelAttempt]:
     for file in map(Path, find_logs([str(path) for path in paths])):
         log = read_eval_log(str(file))
         if log.eval.task.rpartition("/")[2] == task.rpartition("/")[2]:
-            found += [_attempt(sample, file) for sample in log.samples or []]
+            found += [_attempt(sample, file, log.eval.model) for sample in log.samples or []]
         else:
             others.add(log.eval.task)
     if not found:
@@ -58,7 +57,7 @@ def read_attempts(paths: Sequence[Path], task: str) -> list[ModelAttempt]:
     return found
 
 
-def _attempt(sample: EvalSample, path: Path) -> ModelAttempt:
+def _attempt(sample: EvalSample, path: Path, model: str) -> ModelAttempt:
     seen = figures(sample)
     reward = seen.get("reward")
     if "reward" not in seen and sample.error is None:
@@ -68,7 +67,7 @@ def _attempt(sample: EvalSample, path: Path) -> ModelAttempt:
         group=f"{path.name}/{sample.id}",
         reward=None if reward is None else float(reward),
         stop=str(seen.get("stop_reason") or _stop(sample)),
-        cost=_cost(sample, seen),
+        cost=cost_of(sample, model),
         failed=sample.error is not None or seen.get("error_cause") is not None,
         log=str(path.absolute()),
         epoch=sample.epoch,
@@ -80,25 +79,6 @@ def _stop(sample: EvalSample) -> str:
     if sample.limit is not None:
         return f"{sample.limit.type} limit"
     return sample.output.stop_reason if sample.output.choices else "error"
-
-
-def _cost(sample: EvalSample, seen: Mapping[str, Any]) -> EpisodeCost:
-    turns = int(seen.get("turns") or sum(m.role == "assistant" for m in sample.messages))
-    usage = next(iter(sample.model_usage.values()), ModelUsage())
-    # of prompts that grow evenly from p to n·p, the sum is p·n(n+1)/2 and the last is n·p
-    known = round(usage.input_tokens * (1 - 2 / (turns + 1))) if turns > 1 else 0
-    cached = usage.input_tokens_cache_read or known
-    read = usage.input_tokens - cached
-    trained = (seen.get("tokens") or {}).get("trained")
-    return EpisodeCost(
-        turns=turns,
-        prefilled=read,
-        cached=cached,
-        sampled=usage.output_tokens,
-        trained=read + usage.output_tokens if trained is None else trained,
-        sandbox_seconds=sandbox_seconds(sample),
-        seconds=sample.total_time or 0.0,
-    )
 
 
 _OF_ATTEMPTS = ("model", "local", "base_url", "tokenizer", "renderer", "max_tokens")

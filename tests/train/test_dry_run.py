@@ -6,12 +6,18 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from inspect_ai import Task, eval
+from inspect_ai.model import GenerateConfig, ModelOutput, ModelUsage, get_model
+from inspect_ai.solver import Generate, TaskState
+from tests.functions import make_solver
+from tests.logs.rollouts import dataset, graded_by_word, logged, samples, two_turns
+from tests.rl.tasks import sums
 
 from inspect_tinker_plugin.cli.main import rl
 from inspect_tinker_plugin.cli.train import dry_run
 from inspect_tinker_plugin.testing import tokenizer_path
 from inspect_tinker_plugin.train.history import RUN
-from inspect_tinker_plugin.train.request import TrainRequest
+from inspect_tinker_plugin.train.request import TrainRequest, cost_of
 
 TASK = f"{Path(__file__).parents[2] / 'example_tasks' / 'word_problems.py'}"
 
@@ -110,3 +116,50 @@ def test_a_dry_run_says_what_cannot_work(
     assert says in " ".join(done.output.split())
     assert "unexpected" not in done.output
     assert not (tmp_path / "logs").exists()
+
+
+async def test_a_rollout_costs_what_it_read_sampled_and_trains_on(tmp_path: Path) -> None:
+    """The task cuts its replies: what was sampled beyond is paid for, and not trained on."""
+    task = Task(
+        dataset=sums(1),
+        solver=two_turns(),
+        config=GenerateConfig(max_tokens=2),
+        scorer=graded_by_word(),
+    )
+    data = dataset(task, tmp_path, group_size=1)
+    log = await logged(data, tmp_path, ["one two three four five six seven eight nine ten " * 9])
+    (record,) = samples(log)
+    cost = cost_of(record, log.eval.model)
+    prompts = record.model_usage["rl/policy"].input_tokens
+    assert (cost.turns, cost.prefilled + cost.cached, cost.judge_tokens) == (2, prompts, 0)
+    assert 0 < cost.prefilled < prompts
+    assert cost.trained == cost.prefilled + 4 < cost.sampled
+
+
+@make_solver
+async def after_a_question(state: TaskState, generate: Generate) -> TaskState:
+    state.user_prompt.text = (await get_model(role="user").generate("Ask.")).completion
+    return await generate(state)
+
+
+def test_an_attempt_of_an_eval_costs_what_its_own_model_used(tmp_path: Path) -> None:
+    """Inspect counts the tokens that a provider read from its cache beside the others."""
+
+    def said(**tokens: int) -> ModelOutput:
+        output = ModelOutput.from_content("mockllm", "1")
+        return output.model_copy(update={"usage": ModelUsage(**tokens)})
+
+    user = get_model("mockllm/user", custom_outputs=[said(input_tokens=7, total_tokens=9)])
+    own = said(
+        input_tokens=3, input_tokens_cache_read=60, input_tokens_cache_write=40, output_tokens=5
+    )
+    (log,) = eval(
+        Task(dataset=sums(1), solver=after_a_question(), scorer=graded_by_word()),
+        model=get_model("mockllm/model", custom_outputs=[own]),
+        model_roles={"user": user},
+        log_dir=str(tmp_path),
+        display="none",
+    )
+    cost = cost_of(samples(log)[0], log.eval.model)
+    assert (cost.prefilled, cost.cached, cost.sampled, cost.trained) == (43, 60, 5, 48)
+    assert cost.judge_tokens == 9

@@ -42,7 +42,6 @@ from inspect_tinker_plugin.train.request import TrainRequest
 
 if TYPE_CHECKING:
     from inspect_ai.dataset import Sample
-    from inspect_ai.log import EvalSample
     from rich.console import RenderableType
     from tinker_cookbook.completers import TokenCompleter
     from tinker_cookbook.renderers import Renderer
@@ -240,7 +239,7 @@ def _play_task(task: MixedTask, config: Any, folder: Path) -> EpisodeCost | None
 
     from inspect_tinker_plugin.logs import assemble_pending
     from inspect_tinker_plugin.rl.dataset import build_dataset
-    from inspect_tinker_plugin.train.request import average_costs
+    from inspect_tinker_plugin.train.request import average_costs, cost_of
 
     data = config.dataset_builder
     options = replace(
@@ -258,8 +257,8 @@ def _play_task(task: MixedTask, config: Any, folder: Path) -> EpisodeCost | None
     run_in_loop(_answer(dataset.get_batch(0), renderer, config.max_tokens))
     assemble_pending(folder)
     logs = [read_eval_log(str(path)) for path in folder.glob("**/*.eval")]
-    costs = [_cost_of(sample) for log in logs for sample in log.samples or []]
-    known = [cost for cost in costs if cost is not None]
+    costs = [cost_of(sample, log.eval.model) for log in logs for sample in log.samples or []]
+    known = [cost for cost in costs if cost.turns]
     return average_costs(known, [1.0] * len(known)) if known else None
 
 
@@ -275,29 +274,6 @@ async def _answer(
     with suppress(TimeoutError):
         async with asyncio.timeout(_SECONDS):
             await roll_groups(builders, policy_for, lambda failed: None)
-
-
-def _cost_of(sample: EvalSample) -> EpisodeCost | None:
-    from inspect_tinker_plugin.logs import figures, sandbox_seconds
-    from inspect_tinker_plugin.train import EpisodeCost
-
-    seen = figures(sample)
-    if not seen.get("turns"):
-        return None
-    ours = [usage for name, usage in sample.model_usage.items() if name.startswith("rl/")]
-    others = [usage for name, usage in sample.model_usage.items() if not name.startswith("rl/")]
-    trained, sampled = seen["tokens"]["trained"], seen["tokens"]["sampled"]
-    prefilled = trained - sampled
-    return EpisodeCost(
-        turns=seen["turns"],
-        prefilled=prefilled,
-        cached=max(0, sum(usage.input_tokens for usage in ours) - prefilled),
-        sampled=sampled,
-        trained=trained,
-        sandbox_seconds=sandbox_seconds(sample),
-        seconds=sample.total_time or 0.0,
-        judge_tokens=sum(usage.total_tokens for usage in others),
-    )
 
 
 def _train(request: TrainRequest) -> None:

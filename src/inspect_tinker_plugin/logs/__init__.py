@@ -8,7 +8,6 @@ from inspect_tinker_plugin.logs.rollout import (
     Rollout,
     RolloutStatus,
     figures,
-    sandbox_seconds,
     trajectory_groups,
 )
 from inspect_tinker_plugin.logs.staging import GroupSlot, LogRun
@@ -33,7 +32,6 @@ __all__ = [
     "find_logs",
     "open_run",
     "reward_of",
-    "sandbox_seconds",
     "trajectory_groups",
     "write_group",
 ]

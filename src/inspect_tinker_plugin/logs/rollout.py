@@ -137,12 +137,6 @@ def figures(record: EvalSample | EvalSampleSummary) -> dict[str, Any]:
     return found
 
 
-def sandbox_seconds(record: EvalSample) -> float:
-    """Return for how many seconds a logged rollout held a sandbox: as long as it lasted."""
-    has_one = "sandbox/acquire_s" in figures(record).get("metrics", {})
-    return record.total_time or 0.0 if has_one else 0.0
-
-
 def note(record: EvalSample, name: str, value: Any) -> None:
     """Add to what :func:`figures` returns for a record."""
     if keys := _figures_keys(record):

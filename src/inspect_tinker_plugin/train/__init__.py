@@ -5,6 +5,7 @@ from __future__ import annotations
 from inspect_tinker_plugin.train.request import (
     EpisodeCost,
     average_costs,
+    cost_of,
     plan_lines,
     plan_of,
     plan_rows,
@@ -15,6 +16,7 @@ from inspect_tinker_plugin.train.request import (
 __all__ = [
     "EpisodeCost",
     "average_costs",
+    "cost_of",
     "plan_lines",
     "plan_of",
     "plan_rows",

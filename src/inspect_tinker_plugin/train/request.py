@@ -9,11 +9,14 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.options import option
+
+if TYPE_CHECKING:
+    from inspect_ai.log import EvalSample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +154,50 @@ class EpisodeCost:
     sandbox_seconds: float
     seconds: float
     judge_tokens: float = 0.0
+
+
+def cost_of(record: EvalSample, model: str) -> EpisodeCost:
+    """Return the cost of a logged attempt: a rollout's from its figures, an eval's from its usage.
+
+    Args:
+        record: The attempt.
+        model: The model of its log; the usage of others is a judge's.
+    """
+    from inspect_ai.model import ModelUsage
+
+    from inspect_tinker_plugin.contracts.policy import POLICY_MODEL
+    from inspect_tinker_plugin.logs import figures
+
+    seen = figures(record)
+    own = {name: each for name, each in record.model_usage.items() if name in (model, POLICY_MODEL)}
+    others = [each for name, each in record.model_usage.items() if name not in own]
+    usage = sum(own.values(), ModelUsage())
+    from_cache = usage.input_tokens_cache_read or 0
+    prompts = usage.input_tokens + from_cache + (usage.input_tokens_cache_write or 0)
+    seconds = record.total_time or 0.0
+    turns = seen.get("turns")
+    if turns is None:
+        turns = sum(message.role == "assistant" for message in record.messages)
+    holds_sandbox = "sandbox/acquire_s" in seen.get("metrics", {})
+    if tokens := seen.get("tokens"):
+        sampled, trained = tokens["sampled"], tokens["trained"]
+        read = trained - (sampled - tokens["unseen"])
+        cached = max(0, prompts - read)
+    else:
+        # of prompts that grow evenly from p to n·p, the sum is p·n(n+1)/2 and the last is n·p
+        cached = from_cache or (round(prompts * (1 - 2 / (turns + 1))) if turns > 1 else 0)
+        read, sampled = prompts - cached, usage.output_tokens
+        trained = read + sampled
+    return EpisodeCost(
+        turns=turns,
+        prefilled=read,
+        cached=cached,
+        sampled=sampled,
+        trained=trained,
+        sandbox_seconds=seconds if holds_sandbox else 0.0,
+        seconds=seconds,
+        judge_tokens=sum(each.total_tokens for each in others),
+    )
 
 
 def average_costs(costs: Sequence[EpisodeCost], weights: Sequence[float]) -> EpisodeCost:
