@@ -46,6 +46,33 @@ def test_a_dry_run_plans_without_a_key(tmp_path: Path, monkeypatch: pytest.Monke
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(("turns", "more"), [(1, 0), (3, 300)])
+def test_the_longest_replies_are_a_part_of_later_prompts(
+    turns: int, more: int, tmp_path: Path
+) -> None:
+    (tmp_path / "task.py").write_text(
+        "from inspect_ai import Task, task\n"
+        "from inspect_ai.dataset import Sample\n"
+        "from inspect_ai.scorer import match\n"
+        "from inspect_ai.solver import generate\n"
+        "@task\n"
+        "def again():\n"
+        "    samples = [Sample(input='Say a.', target='a')]\n"
+        f"    return Task(dataset=samples, solver=[generate()] * {turns}, scorer=match())\n"
+    )
+
+    def cached(max_tokens: int) -> float:
+        changes = {"batch_size": 1, "max_tokens": max_tokens}
+        (line,) = [
+            line
+            for line in dry_run(request(tmp_path, task=str(tmp_path / "task.py"), **changes))
+            if line.startswith("tokens cached")
+        ]
+        return float(line.split()[2].replace(",", ""))
+
+    assert cached(200) - cached(100) == more
+
+
 def test_a_dry_run_of_several_tasks_counts_the_steps_of_all(tmp_path: Path) -> None:
     toy = f"{Path(TASK).parent / 'toy.py'}@letters"
     text = "\n".join(dry_run(request(tmp_path, task=[TASK, toy], mix=[1, 3])))

@@ -219,13 +219,10 @@ def dry_run(request: TrainRequest, prices: Mapping[str, float] | None = None) ->
     if len(known) < len(tasks):
         return [*lines, "no scripted episode of a task could be played: the cost is not known"]
     cost = average_costs(known, [task.share for task in tasks])
-    # A real model writes more than a script: the plan assumes replies of maximum length.
-    sampled = max(cost.sampled, cost.turns * config.max_tokens)
-    trained = max(cost.trained, cost.prefilled + sampled)
     if prices is None and not request.local:
         prices = published_prices(config.model_name)
     plan = plan_of(
-        replace(cost, sampled=sampled, trained=trained),
+        cost,
         samples=steps * data.batch_size,
         group_size=data.group_size,
         prices=prices,
@@ -258,8 +255,19 @@ def _play_task(task: MixedTask, config: Any, folder: Path) -> EpisodeCost | None
     assemble_pending(folder)
     logs = [read_eval_log(str(path)) for path in folder.glob("**/*.eval")]
     costs = [cost_of(sample, log.eval.model) for log in logs for sample in log.samples or []]
-    known = [cost for cost in costs if cost.turns]
+    known = [_lengthen(cost, config.max_tokens) for cost in costs if cost.turns]
     return average_costs(known, [1.0] * len(known)) if known else None
+
+
+def _lengthen(cost: EpisodeCost, max_tokens: int) -> EpisodeCost:
+    """Return the cost with every reply at its longest: a real model writes more than a script."""
+    longer = max(0.0, cost.turns * max_tokens - cost.sampled)
+    return replace(
+        cost,
+        sampled=cost.sampled + longer,
+        trained=cost.trained + longer,
+        cached=cost.cached + longer * (cost.turns - 1) / 2,  # each is a part of all later prompts
+    )
 
 
 async def _answer(
