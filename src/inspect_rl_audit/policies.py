@@ -15,7 +15,7 @@ from inspect_ai.tool import ToolInfo
 
 from inspect_rl_audit.records import Key, PolicyKind
 from inspect_tinker_plugin import TurnRequest
-from inspect_tinker_plugin.tasks import choice_texts, targets
+from inspect_tinker_plugin.tasks import choice_name, choice_texts, targets
 
 Notes = dict[str, Any]
 """Notes of one episode's policy and moves, as JSON."""
@@ -132,13 +132,13 @@ def letters_of(sample: Sample) -> list[str]:
     """Return the letters of the right choices, as the dataset has them."""
     choices = sample.choices or []
     right = choice_texts(sample) or []
-    return [chr(ord("A") + choices.index(text)) for text in right if text in choices]
+    return [choice_name(choices.index(text)) for text in right if text in choices]
 
 
 def letter_of(choice: str, choices: Sequence[str], request: TurnRequest) -> str:
     """Return the letter that the prompt gives a choice, or that its position has; "" if none."""
     known = {text.strip(): letter.upper() for letter, text in _SHOWN_CHOICE.findall(shown(request))}
-    usual = chr(ord("A") + choices.index(choice)) if choice in choices else ""
+    usual = choice_name(choices.index(choice)) if choice in choices else ""
     return str(known.get(choice.strip(), usual))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, date, datetime
 from pathlib import Path
 from random import Random
@@ -205,13 +206,22 @@ async def test_what_a_column_cannot_carry_is_a_failure_of_that_sample_only(tmp_p
     }
 
 
-async def test_the_answer_follows_choices_that_the_solver_shuffles(tmp_path: Path) -> None:
-    samples = [
-        Sample(input=f"{n}?", choices=["right", "wrong", "worse", "worst"], target="A")
-        for n in range(8)
-    ]
-    task = Task(dataset=samples, solver=multiple_choice(shuffle=Random(1)))
-    rows = await exported(task, tmp_path / "out")
+@pytest.mark.parametrize(
+    ("target", "right"),
+    [("A", [0]), ("b, D", [1, 3]), ("AC", [0, 2]), ("2", [27]), ("Apples", []), ("DAB", [])],
+)
+async def test_the_answer_follows_choices_that_the_solver_shuffles(
+    target: str, right: list[int], tmp_path: Path
+) -> None:
+    """A target that is the text of a choice, or another text, stays as it is."""
+    choices = ["Apple", "Banana", "DAB", *(f"choice {n}" for n in range(25))]
+    samples = [Sample(input=f"{n}?", choices=choices, target=target) for n in range(8)]
+    solver = multiple_choice(multiple_correct=True, shuffle=Random(1))
+    rows = await exported(Task(dataset=samples, solver=solver), tmp_path / "out")
     for row in rows:
-        assert f"{row['answer']}) right" in row["prompt"][0]["content"]
-    assert len({row["answer"] for row in rows}) > 1
+        named = re.findall(r"\d+|[A-Za-z]", row["answer"]) if right else []
+        shown = [line.partition(") ") for line in row["prompt"][0]["content"].splitlines()]
+        by_name = {name: choice for name, _, choice in shown}
+        assert [by_name[name] for name in named] == [choices[place] for place in right]
+    assert (len({row["answer"] for row in rows}) > 1) is bool(right)
+    assert right or rows[0]["answer"] == target

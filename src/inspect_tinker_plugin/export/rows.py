@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.contracts.errors import ExportError
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.options import DatasetOptions
+from inspect_tinker_plugin.tasks.samples import choice_name, choice_places
 
 _SCORERS = {"scorers", "scorer"}
 """Types of the spans in which a sample is scored; model calls in them are those of a judge."""
@@ -406,21 +408,23 @@ def _answer(sample: Sample, state: TaskState) -> str:
     """Return the target as one string: itself, or a JSON list when there are several."""
     targets = [sample.target] if isinstance(sample.target, str) else list(sample.target)
     if sample.choices:
-        targets = _shuffled_letters(targets, [c.original_position for c in state.choices])
+        positions = [choice.original_position for choice in state.choices]
+        targets = [_rename(target, sample.choices, positions) for target in targets]
     return targets[0] if len(targets) == 1 else to_text(targets) if targets else ""
 
 
-def _shuffled_letters(targets: Sequence[str], positions: Sequence[int]) -> list[str]:
-    """Rename choice letters when the solver shows the choices in another order.
+def _rename(target: str, choices: Sequence[str], positions: Sequence[int]) -> str:
+    """Rename choices where the solver shows them in another order; other targets are left alone.
 
     Args:
-        targets: Letters of the sample's own order; anything else is left alone.
+        target: Names of the sample's own order.
+        choices: The sample's choices.
         positions: For each shown choice, its position in the sample.
     """
-    if list(positions) == sorted(positions):
-        return list(targets)
-    shown = {chr(ord("A") + old): chr(ord("A") + new) for new, old in enumerate(positions)}
-    return ["".join(shown.get(letter, letter) for letter in target) for target in targets]
+    if not choice_places(target, choices):
+        return target
+    shown = {choice_name(old): choice_name(new) for new, old in enumerate(positions)}
+    return re.sub(r"\d+|[^\W\d]", lambda name: shown.get(name[0].upper(), name[0]), target)
 
 
 def info_of(sample: Sample) -> str:

@@ -13,6 +13,7 @@ from inspect_tinker_plugin.tasks.reference import (
 )
 from inspect_tinker_plugin.tasks.samples import (
     SelectedSamples,
+    choice_name,
     choice_texts,
     content_hash,
     sample_content,
@@ -25,6 +26,7 @@ __all__ = [
     "SelectedSamples",
     "Selection",
     "TaskRef",
+    "choice_name",
     "choice_texts",
     "content_hash",
     "describe_part",

@@ -310,24 +310,32 @@ def choice_texts(sample: Sample | EvalSample) -> list[str] | None:
     found = []
     for target in targets(sample):
         text = target.strip()
-        position = ord(text.upper()) - ord("A") if len(text) == 1 and text.isalpha() else -1
-        if 0 <= position < len(choices):
-            found.append(choices[position])
-        elif text in (choice.strip() for choice in choices):
-            found.append(text)
-        elif several := _named_by_letters(text, choices):
-            found += several
-        else:
+        places = choice_places(text, choices)
+        if not places and text not in (choice.strip() for choice in choices):
             return None
+        found += [choices[place] for place in places] or [text]
     return found
 
 
-def _named_by_letters(text: str, choices: Sequence[str]) -> list[str]:
-    """Return the choices named by letters in one target, such as ``A,C`` or ``AC``."""
-    places = [ord(letter) - ord("A") for letter in re.sub(r"[ ,]", "", text).upper()]
-    if len(set(places)) < len(places) or not all(0 <= p < len(choices) for p in places):
+def choice_places(target: str, choices: Sequence[str]) -> list[int]:
+    """Return the choices that a target names as Inspect has it: ``B``, ``A,C`` or ``AC``.
+
+    Returns:
+        Their positions; nothing for the text of a choice, or another text.
+    """
+    if len(target.strip()) > 1 and target.strip() in (choice.strip() for choice in choices):
         return []
-    return [choices[place] for place in places]
+    names = [choice_name(place) for place in range(len(choices))]
+    words = target.upper().replace(",", " ").split()
+    named = [name for word in words for name in ([word] if word.isnumeric() else word)]
+    if len(set(named)) < len(named) or not set(named) <= set(names):
+        return []
+    return [names.index(name) for name in named]
+
+
+def choice_name(place: int) -> str:
+    """Return what Inspect calls a choice: a letter, and a number after the 26th."""
+    return chr(ord("A") + place) if place < 26 else str(place - 25)
 
 
 def content_hash(content: object, *, fold_spaces: bool = False) -> str:
