@@ -347,7 +347,7 @@ def content_hash(content: object, *, fold_spaces: bool = False) -> str:
     """
     plain = _plain(content, fold_spaces)
     text = json.dumps(plain, sort_keys=True, ensure_ascii=False, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _plain(value: Any, fold_spaces: bool) -> Any:
