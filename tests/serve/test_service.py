@@ -141,6 +141,7 @@ def test_rewards_and_datums_are_those_of_a_training(
 def test_a_group_reward_compares_the_members() -> None:
     results = serve(arithmetic(), Words(["1", "no", "1"]), group_size=3, group_reward="rank")
     assert [each.reward for each in results] == [0.75, 0.0, 0.75]
+    assert [each.metrics["group/own_reward"] for each in results] == [1.0, 0.0, 1.0]
 
 
 def test_spans_say_which_weights_sampled_what() -> None:

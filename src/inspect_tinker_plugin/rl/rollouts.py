@@ -11,7 +11,7 @@ from inspect_ai.dataset import Sample
 from inspect_ai.model import ChatMessage
 from tinker_cookbook.completers import TokenCompleter
 from tinker_cookbook.rl.rollout_runner import run_rollout
-from tinker_cookbook.rl.types import Trajectory
+from tinker_cookbook.rl.types import Metrics, Trajectory
 
 from inspect_tinker_plugin.rl.env import InspectEnv
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
@@ -29,8 +29,8 @@ class MemberRollout:
     """Number of the rollout in its group, from 1."""
 
     result: Trajectory | Exception
-    group_reward: float = 0.0
-    """The group's part of the reward, beside that of the steps."""
+    of_group: tuple[float, Metrics] = (0.0, {})
+    """The group's part of the reward, beside that of the steps, with its metrics."""
 
 
 async def roll_group(
@@ -53,7 +53,7 @@ async def roll_group(
     """
     envs: Sequence[Any] = await builder.make_envs()
     results: dict[int, Trajectory | Exception] = {}
-    rewards: dict[int, float] = {}
+    rewards: dict[int, tuple[float, Metrics]] = {}
 
     async def roll(position: int, policy: TokenCompleter) -> None:
         try:
@@ -72,10 +72,10 @@ async def roll_group(
         paid = await builder.compute_group_rewards(
             list(finished.values()), [envs[i] for i in finished]
         )
-        rewards = dict(zip(finished, (reward for reward, _ in paid), strict=True))
+        rewards = dict(zip(finished, paid, strict=True))
     finally:
         members += [
-            MemberRollout(envs[i], i + 1, result, rewards.get(i, 0.0))
+            MemberRollout(envs[i], i + 1, result, rewards.get(i, (0.0, {})))
             for i, result in sorted(results.items())
         ]
         await builder.cleanup()
@@ -119,7 +119,7 @@ class RolloutReport:
     """Why it ended, in the cookbook's words: ``completed``, ``max_turns`` …"""
 
     metrics: Mapping[str, float | int]
-    """Every metric of the rollout."""
+    """Every metric of the rollout, those of its group included."""
 
     error: str | None = None
     """The error, if the rollout failed."""
@@ -159,7 +159,8 @@ def report_rollout(member: MemberRollout) -> RolloutReport:
         )
     if isinstance(result, Exception):
         return replace(report, error=report.error or f"{type(result).__name__}: {result}")
-    metrics: dict[str, float | int] = {}
+    of_group, group_metrics = member.of_group
+    metrics: Metrics = {}
     for transition in result.transitions:
         for name, value in transition.metrics.items():
             metrics[name] = metrics.get(name, 0) + value
@@ -167,7 +168,7 @@ def report_rollout(member: MemberRollout) -> RolloutReport:
     stop = result.stop_reason or (stops[-1] if stops else None)
     return replace(
         report,
-        reward=sum(transition.reward for transition in result.transitions) + member.group_reward,
-        metrics=metrics,
+        reward=sum(transition.reward for transition in result.transitions) + of_group,
+        metrics=metrics | group_metrics,
         stop=stop and str(stop),
     )
