@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from heapq import nlargest
+from heapq import nsmallest
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -336,11 +336,11 @@ class Curriculum(Sampler):
         """Draw samples by their weights, with a generator of this step alone."""
         generator = random.Random(f"{self._pool.seed}/{self._pool.task}/{step}")
         weights = self.weights()
-        # The largest of u ** (1 / weight) are a draw without replacement (Efraimidis, Spirakis).
-        keys = [generator.random() ** (1 / weight) for weight in weights]
+        # The least of exponential times are a draw without replacement (Efraimidis, Spirakis).
+        keys = [generator.expovariate(weight) for weight in weights]
         chosen: list[int] = []
         while len(chosen) < count:
-            chosen += nlargest(count - len(chosen), range(len(keys)), key=keys.__getitem__)
+            chosen += nsmallest(count - len(chosen), range(len(keys)), key=keys.__getitem__)
         return chosen
 
     def weights(self) -> list[float]:
