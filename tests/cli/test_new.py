@@ -27,6 +27,8 @@ print("\\f")
 rl(["plugins", "--json"], standalone_mode=False)
 print("\\f")
 rl(["check", "big_shop_tasks/stock", "--limit", "1"], standalone_mode=False)
+print("\\f")
+rl(["new", "hub", "--verifiers", "big_shop_tasks/stock"], standalone_mode=False)
 """
 
 
@@ -41,18 +43,21 @@ def test_the_packages_install_and_pass_their_tests(tmp_path: Path) -> None:
     assert [path.name for path in packages] == ["big-shop-plugin", "big-shop-tasks"]
     pip = ["-m", "pip", "install", "-qq", "--no-deps", "--no-build-isolation", "--target"]
     python(*pip, site, *packages)
-    passed, plugins, checked = python("-c", THEIR_TESTS, cwd=folder, path=site).split("\f")
+    for record in site.glob("big_shop_*/RECORD"):
+        record.unlink()  # as after `pip install -e`, which records no module
+    passed, plugins, checked, hub = python("-c", THEIR_TESTS, cwd=folder, path=site).split("\f")
     assert "4 passed" in passed
     listed = json.loads(plugins)["plugins"]
     [plugin] = [each for each in listed if each["name"] == "big_shop_plugin"]
     assert plugin["error"] is None
     assert len(plugin["hooks"]) == 3
     assert "2 runs, 2 agree" in checked
+    assert "vf-eval hub" in hub
 
 
 @pytest.mark.parametrize(
     ("task", "reason"),
-    [("tasks.py@mine", "installed package"), ("inspect_ai/nothing", "there is no task")],
+    [("tasks.py@mine", "installed package"), ("inspect_tinker_plugin/nothing", "there is no task")],
 )
 def test_a_package_for_verifiers_needs_an_installed_task(
     task: str, reason: str, tmp_path: Path

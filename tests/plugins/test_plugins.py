@@ -254,7 +254,7 @@ def test_asking_for_what_a_broken_plugin_would_give_says_so(site: Path) -> None:
 def test_an_unknown_command_names_the_plugin_that_may_have_it(site: Path) -> None:
     install(site, "broken_commands", "import no_such_module", version="3.1")
     output = CliRunner().invoke(rl, ["sparkle"]).output
-    assert "No such command 'sparkle'" in output
+    assert "No such command 'sparkle'; plugin" in output
     assert "broken-commands 3.1, which may provide it, is broken" in output
 
 

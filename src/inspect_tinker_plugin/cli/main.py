@@ -44,7 +44,7 @@ class CommandGroup(click.Group):
         if self.get_command(ctx, name) is None and not name.startswith("-"):
             known = self.list_commands(ctx)
             hint = suggestion(name, known, most=len(known))
-            ctx.fail(f"No such command {name!r}.{hint}{_broken_plugins()}")
+            ctx.fail(f"No such command {name!r}{_broken_plugins()}.{hint}")
         for before, text in pairwise(args):
             if not text or re.fullmatch("--[a-z-]+=", text):  # often a variable that is not set
                 ctx.fail(f"The value of {text or before} is empty; leave it out for the default.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Mapping
-from importlib.metadata import packages_distributions
+from importlib.metadata import entry_points
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -65,14 +65,16 @@ def task_package(task: str) -> str:
     """
     from inspect_tinker_plugin.tasks.loading import find_registered
 
-    found = packages_distributions().get(task.split("/")[0])
-    if found is None:
+    package = task.split("/")[0]
+    loaded = entry_points(group="inspect_ai")  # by which Inspect finds tasks of packages
+    found = [each.dist for each in loaded if each.module.split(".")[0] == package and each.dist]
+    if not found:
         raise click.ClickException(
             f"{task} is not in an installed package, so no package can depend on it; name a task "
             "as package/task (`inspect rl new DIR` writes a package for tasks)"
         )
     find_registered(task)
-    return found[0]
+    return found[0].name
 
 
 def package_name(folder: Path) -> str:

@@ -177,10 +177,11 @@ class _Resolved:
             raise self._error(f"raised {first_error(ex)!r}") from ex
 
     def _check(self, answer: object) -> Reward:
-        return checked_reward(answer, self.name, f"reward {self.name!r}{self.origin}")
+        return checked_reward(answer, self.name, f"{self.role} {self.name!r}{self.origin}")
 
     def _error(self, problem: str) -> AggregatorError:
-        return AggregatorError(f"reward {self.name!r}{self.origin} {problem}", aggregator=self.name)
+        text = f"{self.role} {self.name!r}{self.origin} {problem}"
+        return AggregatorError(text, aggregator=self.name)
 
 
 class ResolvedReward(_Resolved):
