@@ -7,6 +7,7 @@ import enum
 import io
 import json
 import pickle
+import re
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,17 @@ def test_a_default_of_any_type_is_written_as_json(default: object, written: str)
     parameters = ToolParams(properties={"given": ToolParam(default=default)})
     tool = ToolInfo(name="wait", description="Wait.", parameters=parameters)
     assert f'"default": {written}' in prompt_text(INSTRUCT, opening(), tools=[tool])
+
+
+def test_a_parameter_without_a_type_may_be_anything_where_the_format_wants_types() -> None:
+    inner = ToolParam(type="object", properties={"part": ToolParam(description="A part.")})
+    properties = {"given": ToolParam(description="A thing."), "rest": ToolParam(anyOf=[inner])}
+    tool = ToolInfo(name="put", description="Put.", parameters=ToolParams(properties=properties))
+    described = prompt_text("kimi_k26", opening(), tools=[tool])
+    anything = "string | number | boolean | {} | Array<any> | null"
+    assert f"// A thing.\n  given?: {anything}" in described
+    assert re.search(rf"// A part\.\s+part\?: {re.escape(anything)}", described)
+    assert '"given": {"description": "A thing."}' in prompt_text(INSTRUCT, opening(), tools=[tool])
 
 
 def test_tools_and_system_message_stand_in_one_opening() -> None:

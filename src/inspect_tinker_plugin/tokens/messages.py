@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from inspect_ai.model import (
     ChatMessage,
@@ -45,6 +45,9 @@ from inspect_tinker_plugin.inspect_internals import (
 
 Write = Callable[[str], str]
 """Returns a text as a renderer gets it: half surrogate pairs and control tokens may be changed."""
+
+_ANY = ("string", "number", "boolean", "object", "array", "null")
+"""Types of JSON."""
 
 _URL_SCHEMES = ("data:", "http://", "https://", "file://")
 
@@ -117,6 +120,25 @@ def opening(renderer: Renderer, systems: Sequence[str], tools: Sequence[ToolSpec
             f"the renderer {type(renderer).__name__} has no format for tools, but the task "
             f"offers {names}. Use a renderer that has one (qwen3_instruct, for instance)."
         ) from error
+    except ValueError:  # Kimi K2.5 and K2.6 write no schema without a type
+        typed = [tool | {"parameters": _with_types(tool["parameters"])} for tool in tools]
+        return renderer.create_conversation_prefix_with_tools(cast(list[ToolSpec], typed), system)
+
+
+def _with_types(schema: Any) -> Any:
+    """Return a JSON schema in which parts without a type list all types, which means the same."""
+    if not isinstance(schema, dict) or not schema:
+        return schema
+    typed = {} if schema.keys() & {"type", "enum", "anyOf"} else {"type": list(_ANY)}
+    for name, value in schema.items():
+        if name == "properties":
+            value = {key: _with_types(part) for key, part in value.items()}
+        elif name == "anyOf":
+            value = [_with_types(part) for part in value]
+        elif name in ("items", "additionalProperties"):
+            value = _with_types(value)
+        typed[name] = value
+    return typed
 
 
 def renderer_message(
