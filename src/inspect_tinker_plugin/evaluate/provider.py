@@ -281,7 +281,7 @@ class TinkerAPI(ModelAPI):
         if tree is None or (sample is None and not next(self._outside) % _MOST_OUTSIDE):
             tree = self._trees[owner] = EpisodeTokens(
                 context,
-                task="(none)" if sample is None else sample.task,
+                task="(outside of samples)" if sample is None else sample.task,
                 sample_id=None if sample is None else sample.sample.id,
                 epoch=1 if sample is None else sample.epoch,
                 context_window=connection.window,

@@ -171,7 +171,8 @@ class ServedModel(ModelApi):
             status = 400 if refused else 502
             reason = internals.in_one_line(error)
             if isinstance(error, _UNREADABLE) and not isinstance(error, ConfigError):
-                reason = f"the request cannot be read: {type(error).__name__}: {reason}"
+                missing = "it lacks " if isinstance(error, KeyError) else ""
+                reason = f"the request cannot be read: {missing}{reason}"
             return {PROVIDER_ERROR: {"status": status, "message": reason}}
         said = {**reply.model_dump(mode="json", warnings=False), "model": str(self._model)}
         if method == dialects.RESPONSES.method:
