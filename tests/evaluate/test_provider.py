@@ -28,7 +28,7 @@ from inspect_ai.util import JSONSchema
 from tests.functions import make_solver
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
-from inspect_tinker_plugin.evaluate import source
+from inspect_tinker_plugin.evaluate import provider, source
 from inspect_tinker_plugin.evaluate.provider import (
     HONOURED,
     OF_INSPECT,
@@ -133,6 +133,22 @@ async def test_choices_are_sampled_together_and_each_may_be_continued() -> None:
         await asked.generate([*messages, choice.message, ChatMessageUser(content="Again.")])
         begun = [*first, *load_tokenizer().encode(said)]
         assert client.asked[-1]["prompt"].to_ints()[: len(begun)] == begun
+
+
+async def test_a_conversation_continues_its_tokens_whatever_others_ask_in_between(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(provider, "_MOST_OUTSIDE", 2)
+    client = Client('<tool_call>{"name":"pick", "arguments":{}}</tool_call><|im_end|>')
+    asked = model(client)
+    messages: list[Any] = [ChatMessageUser(content="Say a fruit.")]
+    begun: list[int] = []
+    for turn in range(3):
+        await asked.generate(f"A question {turn}.")
+        messages += [(await asked.generate(messages)).message, ChatMessageUser(content="Again.")]
+        prompt = client.asked[-1]["prompt"].to_ints()
+        assert prompt[: len(begun)] == begun
+        begun = [*prompt, *load_tokenizer().encode(client.replies[0])]
 
 
 async def test_log_probabilities_are_those_of_the_tokens() -> None:

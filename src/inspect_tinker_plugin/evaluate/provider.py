@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import count
+from itertools import count, takewhile
 from logging import getLogger
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -51,6 +51,7 @@ from inspect_tinker_plugin.evaluate.source import (
 from inspect_tinker_plugin.rl.models import require_renderer
 from inspect_tinker_plugin.tokens.dataset_renderer import SAMPLER_OPTIONS
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer, EpisodeTokens, OverWindowError
+from inspect_tinker_plugin.tokens.message_keys import MessageKey, message_key
 
 logger = getLogger(__name__)
 
@@ -101,7 +102,7 @@ OF_INSPECT = frozenset(
 """Options that Inspect carries out itself, or that concern features that no model here has."""
 
 _MOST_OUTSIDE = 1_000
-"""Requests outside of samples after which their token tree starts again."""
+"""Conversations outside of samples whose tokens are kept, and turns of those that begin alike."""
 
 
 class TinkerAPI(ModelAPI):
@@ -171,7 +172,7 @@ class TinkerAPI(ModelAPI):
         self._context: DatasetRenderer | None = None
         self._trees: WeakKeyDictionary[Any, EpisodeTokens] = WeakKeyDictionary()
         self._indices = count()
-        self._outside = count(1)
+        self._outside: dict[tuple[MessageKey, ...], EpisodeTokens] = {}
 
     async def generate(
         self,
@@ -192,7 +193,7 @@ class TinkerAPI(ModelAPI):
         context = self._renderer(connection)
         dialect = internals.bridge_dialect()
         self._check(config, context, dialect)
-        tokens = self._tokens(context, connection)
+        tokens = self._tokens(context, connection, input)
         requests = [
             TurnRequest(
                 index=next(self._indices),
@@ -273,19 +274,34 @@ class TinkerAPI(ModelAPI):
             self._context = DatasetRenderer(connection.renderer, model=connection.source.name)
         return self._context
 
-    def _tokens(self, context: DatasetRenderer, connection: Connection) -> EpisodeTokens:
-        """Return the token tree of the running sample, or that of calls outside of samples."""
+    def _tokens(
+        self, context: DatasetRenderer, connection: Connection, messages: Sequence[ChatMessage]
+    ) -> EpisodeTokens:
+        """Return the token tree of the running sample, or of conversations that begin alike."""
         sample = internals.current_sample()
-        owner = self if sample is None else sample
-        tree = self._trees.get(owner)
-        if tree is None or (sample is None and not next(self._outside) % _MOST_OUTSIDE):
-            tree = self._trees[owner] = EpisodeTokens(
+        if sample is not None:
+            if sample not in self._trees:
+                self._trees[sample] = EpisodeTokens(
+                    context,
+                    task=sample.task,
+                    sample_id=sample.sample.id,
+                    epoch=sample.epoch,
+                    context_window=connection.window,
+                )
+            return self._trees[sample]
+        opening = takewhile(lambda message: message.role != "assistant", messages)
+        asked = tuple(message_key(message) for message in opening if message.role == "user")
+        tree = self._outside.pop(asked, None)
+        if tree is None or len(tree.turns) >= _MOST_OUTSIDE:
+            tree = EpisodeTokens(
                 context,
-                task="(outside of samples)" if sample is None else sample.task,
-                sample_id=None if sample is None else sample.sample.id,
-                epoch=1 if sample is None else sample.epoch,
+                task="(outside of samples)",
+                sample_id=None,
                 context_window=connection.window,
             )
+        self._outside[asked] = tree  # the newest come last
+        if len(self._outside) > _MOST_OUTSIDE:
+            del self._outside[next(iter(self._outside))]
         return tree
 
     def _check(self, config: GenerateConfig, context: DatasetRenderer, dialect: str | None) -> None:
