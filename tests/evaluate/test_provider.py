@@ -24,6 +24,7 @@ from inspect_ai.model import (
     get_model,
 )
 from inspect_ai.solver import Generate, TaskState
+from inspect_ai.tool import ToolInfo
 from inspect_ai.util import JSONSchema
 from tests.functions import make_solver
 
@@ -138,17 +139,30 @@ async def test_choices_are_sampled_together_and_each_may_be_continued() -> None:
 async def test_a_conversation_continues_its_tokens_whatever_others_ask_in_between(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(provider, "_MOST_OUTSIDE", 2)
-    client = Client('<tool_call>{"name":"pick", "arguments":{}}</tool_call><|im_end|>')
-    asked = model(client)
-    messages: list[Any] = [ChatMessageUser(content="Say a fruit.")]
-    begun: list[int] = []
-    for turn in range(3):
-        await asked.generate(f"A question {turn}.")
-        messages += [(await asked.generate(messages)).message, ChatMessageUser(content="Again.")]
-        prompt = client.asked[-1]["prompt"].to_ints()
-        assert prompt[: len(begun)] == begun
-        begun = [*prompt, *load_tokenizer().encode(client.replies[0])]
+    """What is kept is bounded: of many conversations, the newest continue theirs."""
+    monkeypatch.setattr(provider, "_MOST_OUTSIDE", 6)
+    client = Client('<tool_call>\n{"name":"pick", "arguments":{}}\n</tool_call><|im_end|>')
+    asked, pick = model(client), ToolInfo(name="pick", description="Picks a fruit.")
+    kept: dict[str, bool] = {}
+    for others in (1, 6):
+        messages: list[Any] = [ChatMessageUser(content=f"{others} others.")]
+        begun: list[int] = []
+        for turn in range(3):
+            for other in range(others):
+                await asked.generate(f"{turn}, {other}")
+            reply = (await asked.generate(messages, tools=[pick])).message
+            messages += [reply, ChatMessageUser(content="Again.")]
+            prompt = client.asked[-1]["prompt"].to_ints()
+            kept[f"{others}, {turn}"] = prompt[: len(begun)] == begun
+            begun = [*prompt, *load_tokenizer().encode(client.replies[0])]
+    assert kept == {
+        "1, 0": True,
+        "1, 1": True,
+        "1, 2": True,
+        "6, 0": True,
+        "6, 1": False,
+        "6, 2": False,
+    }
 
 
 async def test_log_probabilities_are_those_of_the_tokens() -> None:

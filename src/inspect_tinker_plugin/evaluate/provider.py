@@ -102,7 +102,7 @@ OF_INSPECT = frozenset(
 """Options that Inspect carries out itself, or that concern features that no model here has."""
 
 _MOST_OUTSIDE = 1_000
-"""Conversations outside of samples whose tokens are kept, and turns of those that begin alike."""
+"""Conversations outside of samples whose tokens are kept, and their turns, counted together."""
 
 
 class TinkerAPI(ModelAPI):
@@ -300,7 +300,7 @@ class TinkerAPI(ModelAPI):
                 context_window=connection.window,
             )
         self._outside[asked] = tree  # the newest come last
-        if len(self._outside) > _MOST_OUTSIDE:
+        while sum(1 + len(each.turns) for each in self._outside.values()) > _MOST_OUTSIDE:
             del self._outside[next(iter(self._outside))]
         return tree
 
