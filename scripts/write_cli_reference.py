@@ -32,6 +32,8 @@ RESULT_CLASSES = (
     ("contracts.hooks", "ToolInvocation", "What a tool executor receives."),
     ("contracts.hooks", "ToolScope", "`ToolInvocation.scope`."),
     ("contracts.hooks", "SampleStage", "What `inspect_rl_samples` returns."),
+    ("contracts.hooks", "SamplePool", "What a sampler's `begin` receives."),
+    ("contracts.hooks", "GroupOutcome", "What a sampler's `learn` receives."),
     ("contracts.hooks", "EpisodeStarted", "What `on_episode_start` receives."),
     ("contracts.hooks", "TurnTaken", "What `on_turn` receives."),
     ("contracts.hooks", "EpisodeEnded", "What `on_episode_end` receives."),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib.metadata
 import re
+import shlex
 import sys
 import tomllib
 from collections import defaultdict
@@ -63,6 +65,21 @@ def test_imports_are_declared() -> None:
 def test_what_is_declared_is_imported() -> None:
     used = set[str]().union(*imported().values())
     assert not {canonicalize_name(each.name) for each in requirements()} - used
+
+
+def test_the_installation_without_pytorch_has_all_other_requirements() -> None:
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    [named] = re.findall(r"^pip install (\"inspect-ai.*)$", page, re.MULTILINE)
+    waiting, found = [Requirement(each) for each in shlex.split(named)], set[str]()
+    while waiting:
+        name = canonicalize_name(waiting.pop().name)
+        if name not in found:
+            found.add(name)
+            needed = map(Requirement, importlib.metadata.requires(name) or ())
+            waiting += [r for r in needed if not r.marker or r.marker.evaluate({"extra": ""})]
+    missing = {canonicalize_name(each.name) for each in requirements()} - found
+    assert missing == {"tinker", "tinker-cookbook"}
+    assert "torch" not in found
 
 
 def test_requirements_have_a_lower_bound() -> None:

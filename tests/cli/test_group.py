@@ -41,6 +41,15 @@ def test_an_empty_value_is_refused(arguments: list[str]) -> None:
         rl(arguments, standalone_mode=False)
 
 
+def test_what_an_installation_without_pytorch_lacks_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "inspect_tinker_plugin.evaluate.provider", raising=False)
+    monkeypatch.setitem(sys.modules, "tinker", None)
+    with pytest.raises(click.ClickException, match="tinker is not installed, which this needs"):
+        rl(["serve-model", "runs/mine"], standalone_mode=False)
+
+
 PROGRAMS = [
     [str(Path(sys.executable).with_name("inspect-rl"))],
     [str(Path(sys.executable).with_name("inspect")), "rl"],
