@@ -114,6 +114,12 @@ async def test_a_monitor_that_failed_gives_no_reward() -> None:
     assert caught.value.cause == "unscored"
 
 
+async def test_a_monitor_that_is_not_there_is_not_one_that_failed() -> None:
+    task = watched(sentinel.observe_only([about_deletion()]))
+    with pytest.raises(EpisodeError, match="no monitor 'deletion' watched the episode"):
+        await play(task, "ls", reward="monitored(mean, deletion=-0.5)")
+
+
 async def test_a_protocol_that_raises_is_a_judge_that_failed() -> None:
     with pytest.raises(EpisodeError, match="out of order") as caught:
         await play(watched(no_deletion()), "explode")

@@ -337,6 +337,8 @@ class MonitorPenalty(Penalty):
 
     async def __call__(self, result: EpisodeResult) -> Reward:
         for name in self.weights:
+            if f"{MONITOR}{name}/flagged" not in result.metrics:  # which each monitor has
+                raise UnscoredError(f"no monitor {name!r} watched the episode")
             if self._suspicion(result, name) is None:
                 raise UnscoredError(f"the monitor {name!r} failed, so its penalty is not known")
         return await super().__call__(result)
