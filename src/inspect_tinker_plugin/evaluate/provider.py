@@ -101,8 +101,9 @@ OF_INSPECT = frozenset(
 )
 """Options that Inspect carries out itself, or that concern features that no model here has."""
 
-_MOST_OUTSIDE = 1_000
-"""Conversations outside of samples whose tokens are kept, and their turns, counted together."""
+_MOST_OUTSIDE = 20_000_000
+"""Tokens of conversations outside of samples that are kept, about a gigabyte; 1,000 for each turn
+beside its conversation's prompt."""
 
 
 class TinkerAPI(ModelAPI):
@@ -292,7 +293,7 @@ class TinkerAPI(ModelAPI):
         opening = takewhile(lambda message: message.role != "assistant", messages)
         asked = tuple(message_key(message) for message in opening if message.role == "user")
         tree = self._outside.pop(asked, None)
-        if tree is None or len(tree.turns) >= _MOST_OUTSIDE:
+        if tree is None:
             tree = EpisodeTokens(
                 context,
                 task="(outside of samples)",
@@ -300,7 +301,7 @@ class TinkerAPI(ModelAPI):
                 context_window=connection.window,
             )
         self._outside[asked] = tree  # the newest come last
-        while sum(1 + len(each.turns) for each in self._outside.values()) > _MOST_OUTSIDE:
+        while sum(map(_size, self._outside.values())) > _MOST_OUTSIDE:
             del self._outside[next(iter(self._outside))]
         return tree
 
@@ -355,6 +356,11 @@ class TinkerAPI(ModelAPI):
     def is_auth_failure(self, ex: Exception) -> bool:
         """Whether the server refused the key."""
         return isinstance(ex, tinker.AuthenticationError)
+
+
+def _size(tree: EpisodeTokens) -> int:
+    """Estimate the tokens that a tree holds: turns of a conversation share its prompt."""
+    return 1_000 * (1 + len(tree.turns)) + (tree.turns[-1].length if tree.turns else 0)
 
 
 @modelapi(name="tinker")
