@@ -136,11 +136,12 @@ async def test_choices_are_sampled_together_and_each_may_be_continued() -> None:
         assert client.asked[-1]["prompt"].to_ints()[: len(begun)] == begun
 
 
+@pytest.mark.parametrize(("bound", "most"), [("_MOST_TOKENS", 7_000), ("_MOST_CONVERSATIONS", 6)])
 async def test_a_conversation_continues_its_tokens_whatever_others_ask_in_between(
-    monkeypatch: pytest.MonkeyPatch,
+    bound: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is kept is bounded: of many conversations, the newest continue theirs."""
-    monkeypatch.setattr(provider, "_MOST_OUTSIDE", 7_000)
+    monkeypatch.setattr(provider, bound, most)
     client = Client('<tool_call>\n{"name":"pick", "arguments":{}}\n</tool_call><|im_end|>')
     asked, pick = model(client), ToolInfo(name="pick", description="Picks a fruit.")
     kept: dict[str, bool] = {}

@@ -101,9 +101,12 @@ OF_INSPECT = frozenset(
 )
 """Options that Inspect carries out itself, or that concern features that no model here has."""
 
-_MOST_OUTSIDE = 20_000_000
-"""Tokens of conversations outside of samples that are kept, about a gigabyte; 1,000 for each turn
-beside its conversation's prompt."""
+_MOST_CONVERSATIONS = 1_000
+"""Conversations outside of samples whose tokens are kept."""
+
+_MOST_TOKENS = 20_000_000
+"""Tokens of these that are kept, about a gigabyte; each turn counts as 1,000 beside its
+conversation's prompt."""
 
 
 class TinkerAPI(ModelAPI):
@@ -301,8 +304,9 @@ class TinkerAPI(ModelAPI):
                 context_window=connection.window,
             )
         self._outside[asked] = tree  # the newest come last
-        while sum(map(_size, self._outside.values())) > _MOST_OUTSIDE:
-            del self._outside[next(iter(self._outside))]
+        trees = self._outside
+        while len(trees) > _MOST_CONVERSATIONS or sum(map(_size, trees.values())) > _MOST_TOKENS:
+            del trees[next(iter(trees))]
         return tree
 
     def _check(self, config: GenerateConfig, context: DatasetRenderer, dialect: str | None) -> None:
