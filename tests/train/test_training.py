@@ -101,7 +101,7 @@ def test_the_asynchronous_loop_learns_while_an_evaluation_runs(
     run = Run.start(
         tmp_path,
         tiny_model,
-        *("--steps", "20", "--eval-every", "4", "--eval-limit", "6"),
+        *("--steps", "40", "--eval-every", "8", "--eval-limit", "6"),
         *("--eval-task", f"{ROOT}/example_tasks/toy.py@letters"),
         # A batch of the asynchronous loop has as many groups as one of the dataset.
         *("--batch-size", "4", "--group-size", "8", "--learning-rate", "1e-2"),
