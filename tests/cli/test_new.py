@@ -57,7 +57,7 @@ def test_the_packages_install_and_pass_their_tests(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("task", "reason"),
-    [("tasks.py@mine", "installed package"), ("inspect_tinker_plugin/nothing", "there is no task")],
+    [("tasks.py@mine", "installed package"), ("inspect_ai/nothing", "there is no task")],
 )
 def test_a_package_for_verifiers_needs_an_installed_task(
     task: str, reason: str, tmp_path: Path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Mapping
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, packages_distributions
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -66,15 +66,18 @@ def task_package(task: str) -> str:
     from inspect_tinker_plugin.tasks.loading import find_registered
 
     package = task.split("/")[0]
-    loaded = entry_points(group="inspect_ai")  # by which Inspect finds tasks of packages
-    found = [each.dist for each in loaded if each.module.split(".")[0] == package and each.dist]
+    found = packages_distributions().get(package) or [
+        each.dist.name  # after `pip install -e` no module is recorded
+        for each in entry_points(group="inspect_ai")
+        if each.module.split(".")[0] == package and each.dist
+    ]
     if not found:
         raise click.ClickException(
             f"{task} is not in an installed package, so no package can depend on it; name a task "
             "as package/task (`inspect rl new DIR` writes a package for tasks)"
         )
     find_registered(task)
-    return found[0].name
+    return found[0]
 
 
 def package_name(folder: Path) -> str:
