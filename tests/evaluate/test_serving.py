@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.evaluate.test_provider import Client, model
 
 from inspect_tinker_plugin.cli.main import rl
 from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.evaluate import serving
 from inspect_tinker_plugin.evaluate.serving import serve_model
 from inspect_tinker_plugin.testing.policy import load_tokenizer
 
@@ -43,7 +45,7 @@ ASK: Any = [{"role": "user", "content": "Say plum."}]
 @asynccontextmanager
 async def served(sampler: Client, token: str | None = None, **how: Any) -> AsyncIterator[str]:
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    serving = asyncio.ensure_future(
+    running = asyncio.ensure_future(
         serve_model(
             model(sampler, **how), host="127.0.0.1", port=0, token=token, ready=port.set_result
         )
@@ -51,8 +53,8 @@ async def served(sampler: Client, token: str | None = None, **how: Any) -> Async
     try:
         yield f"http://127.0.0.1:{await port}"
     finally:
-        serving.cancel()
-        await asyncio.wait([serving])
+        running.cancel()
+        await asyncio.wait([running])
 
 
 def client(address: str, key: str = "none") -> Any:
@@ -366,6 +368,13 @@ async def test_an_address_that_another_server_has_is_an_error() -> None:
         port = int(address.rpartition(":")[2])
         with pytest.raises(ConfigError, match=f"127.0.0.1:{port} cannot be opened: Address"):
             await serve_model(model(Client()), host="127.0.0.1", port=port, token=None, ready=print)
+
+
+async def test_without_its_extra_nothing_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openai", None)
+    serving._make_client.cache_clear()
+    with pytest.raises(ConfigError, match=r"openai is not installed.*\[agents\]"):
+        await serve_model(model(Client()), host="127.0.0.1", port=0, token=None, ready=print)
 
 
 def test_other_machines_need_a_token(tmp_path: Any) -> None:

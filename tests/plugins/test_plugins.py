@@ -256,6 +256,8 @@ def test_an_unknown_command_names_the_plugin_that_may_have_it(site: Path) -> Non
     output = CliRunner().invoke(rl, ["sparkle"]).output
     assert "No such command 'sparkle'; plugin" in output
     assert "broken-commands 3.1, which may provide it, is broken" in output
+    listed = CliRunner().invoke(rl, ["--help"]).output
+    assert "Broken: broken_commands; see `inspect rl plugins`." in listed
 
 
 def test_a_command_that_is_built_in_stays_so(

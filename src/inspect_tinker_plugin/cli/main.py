@@ -52,11 +52,16 @@ class CommandGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands, each with the whole first sentence of its help."""
+        from inspect_tinker_plugin.plugins.manager import default_plugins
+
         commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
         with formatter.section("Commands"):
             formatter.write_dl(
                 [(name, each.get_short_help_str(90)) for name, each in commands.items() if each]
             )
+        if broken := [plugin.name for plugin in default_plugins().plugins if plugin.error]:
+            formatter.write_paragraph()
+            formatter.write_text(f"Broken: {', '.join(broken)}; see `inspect rl plugins`.")
 
 
 def plugin_commands() -> Mapping[str, click.Command]:

@@ -100,8 +100,6 @@ _OF_REQUESTS = (
 )
 """Errors that lie in a request, which no repetition mends."""
 
-_NO_REPLY = "the client's library is missing: pip install 'inspect-tinker-plugin[agents]'"
-
 
 class ServedModel(ModelApi):
     """Answers requests for chat completions, responses and messages with one model.
@@ -207,35 +205,36 @@ def _check_request(method: str, request: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _post(method: str, body: dict[str, Any]) -> Any:
-    try:
-        if method == dialects.ANTHROPIC.method:
-            from anthropic.types import Message
+    if method == dialects.ANTHROPIC.method:
+        client = _make_client("anthropic")
+        from anthropic.types import Message
 
-            return await _anthropic_client().post("/v1/messages", body=body, cast_to=Message)
-        from openai.types.chat import ChatCompletion
-        from openai.types.responses import Response as Answer
+        return await client.post("/v1/messages", body=body, cast_to=Message)
+    client = _make_client("openai")
+    from openai.types.chat import ChatCompletion
+    from openai.types.responses import Response as Answer
 
-        client = _openai_client()
-    except ImportError as error:
-        raise ConfigError(_NO_REPLY) from error
     if method == dialects.CHAT.method:
         return await client.post("/chat/completions", body=body, cast_to=ChatCompletion)
     return await client.post("/responses", body=body, cast_to=Answer)
 
 
 @cache
-def _openai_client() -> Any:
+def _make_client(library: str) -> Any:
     """Make the client that the bridge answers: it never connects, and takes long to make."""
-    from openai import AsyncOpenAI
+    try:
+        if library == "anthropic":
+            from anthropic import AsyncAnthropic
 
-    return AsyncOpenAI(api_key="none")
+            return AsyncAnthropic(api_key="none")
+        from openai import AsyncOpenAI
 
-
-@cache
-def _anthropic_client() -> Any:
-    from anthropic import AsyncAnthropic
-
-    return AsyncAnthropic(api_key="none")
+        return AsyncOpenAI(api_key="none")
+    except ImportError as error:
+        raise ConfigError(
+            f"{library} is not installed; install the extra: "
+            "pip install 'inspect-tinker-plugin[agents]'"
+        ) from error
 
 
 async def serve_model(
@@ -249,7 +248,11 @@ async def serve_model(
         port: Port to listen at; any free one for 0.
         token: What clients have to send as their key, if anything.
         ready: Called with the port once it is open.
+
+    Raises:
+        ConfigError: The port cannot be opened, or ``openai`` is not installed.
     """
+    _make_client("openai")
     api = ServedModel(model, token)
     try:
         listener = await anyio.create_tcp_listener(local_host=host, local_port=port)

@@ -229,7 +229,7 @@ def context_window(model: str, *, base_url: str | None) -> int | None:
             if model.startswith("tinker://"):
                 model = rest.get_training_run_by_tinker_path(model).result().base_model
             offered = rest.get_server_capabilities().result().supported_models
-    except (tinker.TinkerError, ValueError, AttributeError):  # the last by older releases
+    except (tinker.TinkerError, ValueError):
         return None
     found = [each.max_context_length for each in offered if each.model_name == model]
     return found[0] if found else None
