@@ -1,20 +1,24 @@
 from __future__ import annotations
 
+import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from inspect_ai import Task, eval_async
+from inspect_ai import Task, eval_async, task
 from inspect_ai.dataset import Sample
 from inspect_ai.log import EvalSample, list_eval_logs, read_eval_log, read_eval_log_sample_summaries
 from inspect_ai.model import ChatMessageAssistant, Model, ModelOutput, ModelUsage, get_model
 from inspect_ai.scorer import Score, Target, match, mean
 from inspect_ai.solver import TaskState, generate
+from inspect_ai.viewer import ViewerConfig
 from tests.functions import make_scorer
 from tests.logs.rollouts import (
     by_word,
     dataset,
     figures,
+    graded_by_word,
     logged,
     logs_in,
     metrics,
@@ -234,13 +238,37 @@ async def test_a_rollout_that_was_cut_off_shows_how_far_it_came(tmp_path: Path) 
     assert figures(log, "status") == ["cut"]
 
 
+@task(attribs={"kind": "toy"})
+def described() -> Task:
+    task = Task(dataset=sums(1), solver=generate(), scorer=match(), display_name="By word")
+    task.tags, task.viewer = ["words"], ViewerConfig()
+    return task
+
+
 @pytest.mark.parametrize("own", [{}, {"solver": two_turns()}], ids=["the task's", "another"])
-async def test_the_solver_of_a_log_is_one_that_replaces_the_tasks(
+async def test_a_header_describes_task_and_solver_as_that_of_an_eval(
     own: dict[str, Any], tmp_path: Path
 ) -> None:
-    log = await logged(dataset(by_word(1), tmp_path / "own", **own), tmp_path / "own", ["2"])
-    [wanted] = await eval_async(by_word(1), model="mockllm/model", log_dir=str(tmp_path), **own)
-    assert (log.eval.solver, log.eval.solver_args) == (wanted.eval.solver, wanted.eval.solver_args)
+    log = await logged(dataset(described(), tmp_path / "own", **own), tmp_path / "own", ["2"])
+    [wanted] = await eval_async(described(), model="mockllm/model", log_dir=str(tmp_path), **own)
+    same = {"solver", "solver_args", "task_display_name", "task_attribs", "viewer"}
+    assert log.eval.model_dump(include=same) == wanted.eval.model_dump(include=same)
+    assert set(log.eval.tags or []) == {*(wanted.eval.tags or []), "rollouts", "train"}
+    form = r"\d+-\d+-\d+T\d+-\d+-\d+-00-00_.*"  # of the time, without characters of URLs
+    assert all(re.fullmatch(form, Path(each.location).name) for each in (log, wanted))
+
+
+async def test_the_headline_of_a_batch_without_a_reward_is_no_number(tmp_path: Path) -> None:
+    scorers = [match(), graded_by_word()]
+    task = Task(dataset=sums(1), solver=generate(), scorer=scorers)
+    with pytest.raises(EpisodeError):
+        await logged(dataset(task, tmp_path), tmp_path, ["crash"])
+    assemble_pending(tmp_path)
+    log = only_log(tmp_path)
+    assert log.results is not None
+    assert log.results.headline is not None
+    assert math.isnan(metrics(log, str(log.results.headline.scorer))["mean"])
+    assert metrics(log, "match")["mean"] == 0.0
 
 
 async def test_a_scorer_called_reward_keeps_its_name(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -123,6 +124,19 @@ async def test_what_a_killed_training_left_is_finished_by_the_next_one(tmp_path:
     assert [sample.id for sample in samples(only_log(tmp_path))] == ["s0"]
 
 
+async def test_what_a_dropped_dataset_left_is_finished_by_one_with_another_folder(
+    tmp_path: Path,
+) -> None:
+    data = dataset(arithmetic(2), tmp_path / "first", batch_size=2)
+    await do_group_rollout(data.get_batch(0)[0], Words(["1"]))
+    del data
+    gc.collect()
+    dataset(arithmetic(2), tmp_path / "second")
+    assemble_pending(tmp_path / "second")
+    assert [sample.id for sample in samples(only_log(tmp_path / "first"))] == ["s0"]
+    assert not (tmp_path / "first" / STAGING).exists()
+
+
 @pytest.mark.forks
 async def test_a_living_run_of_another_process_is_left_alone(tmp_path: Path) -> None:
     data = dataset(arithmetic(2), tmp_path, batch_size=2)
@@ -237,7 +251,7 @@ async def test_logs_of_other_trainings_and_foreign_files_are_left_alone(tmp_path
     assemble_pending(plain)
     for path in [*other.glob("*.eval"), *plain.glob("*.eval")]:
         path.rename(train / path.name)
-    (train / "2026-01-31T12-00-00+00-00_arithmetic-batch-000000_damaged.eval").write_bytes(b"PK")
+    (train / "2026-01-31T12-00-00-00-00_arithmetic-batch-000000_damaged.eval").write_bytes(b"PK")
     (train / "notes.txt").write_text("mine")
     foreign = {path.name for path in train.iterdir() if path.is_file()} - mine
     assert len(foreign) == 4

@@ -64,6 +64,7 @@ def eval_spec(
     """
     task, limits = prepared.task, prepared.limits
     size = len(task.dataset)
+    kind = "train" if metadata.get("asked_every") is None else "test"
     return EvalSpec(
         eval_id=run_id,
         run_id=run_id,
@@ -73,6 +74,9 @@ def eval_spec(
         task_version=task.version,
         task_file=internals.task_file(task),
         task_registry_name=task.registry_name,
+        task_display_name=task.display_name,
+        task_description=getattr(task, "description", None),  # only later releases
+        task_attribs=task.attribs,
         task_args=_arguments(task) or {},
         task_args_passed=_arguments(task) or {},
         solver=_registered_name(prepared.solver),
@@ -101,7 +105,8 @@ def eval_spec(
             **({"sentinel": prepared.monitors.config} if prepared.monitors else {}),
         ),
         packages=_versions(),
-        tags=["rollouts", "train" if metadata.get("asked_every") is None else "test"],
+        tags=list(dict.fromkeys([*(task.tags or []), "rollouts", kind])),
+        viewer=task.viewer,
         metadata={
             **(task.metadata or {}),
             **metadata,
@@ -308,7 +313,7 @@ def _of_scorer(scorer: str, samples: Sequence[EvalSample]) -> Iterator[EvalScore
                 unscored[key] += 1
             else:
                 values[key].append(number)
-    for key, numbers in values.items():
+    for key, numbers in (values or {scorer: []}).items():  # of no number the mean is NaN
         yield EvalScore(
             name=key,
             scorer=scorer,

@@ -2,7 +2,7 @@
 
 ::
 
-    DIR/2026-01-31T12-00-00+00-00_task-batch-000012_<id>.eval     a finished log
+    DIR/2026-01-31T12-00-00-00-00_task-batch-000012_<id>.eval     a finished log
     DIR/.rollouts/<run>/spec.json                                 what all its logs share
     DIR/.rollouts/<run>/owner.lock                                held while the dataset lives
     DIR/.rollouts/<run>/batch-000012.0/00003-of-00008.part        a finished group

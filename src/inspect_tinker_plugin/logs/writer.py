@@ -7,7 +7,7 @@ import atexit
 import os
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
@@ -122,7 +122,9 @@ def _finish_runs(folder: Path, own: bool = False) -> list[Path]:
         own: Whether the logs of this process's own runs are made, too, however many groups they
             have.
     """
-    _release_left()
+    for run in _release_left():
+        if run.log_dir != folder:
+            _try(run.log_dir, _finish_if_dead, run)
     made: list[Path] = []
     elsewhere = set()
     for run in runs_in(folder):
@@ -187,11 +189,14 @@ def _finish_if_dead(run: LogRun) -> list[Path] | None:
         lock.release()
 
 
-def _release_left() -> None:
+def _release_left() -> Iterator[LogRun]:
+    """Give up this process's runs whose datasets are gone."""
     while _left:
-        lock = _owned.pop(_left.popleft().run_id, None)
+        run = _left.popleft()
+        lock = _owned.pop(run.run_id, None)
         if lock is not None:
             lock.release()
+            yield run
 
 
 @atexit.register
@@ -324,7 +329,7 @@ def remove_before(
 def _file_name(log: EvalLog, attempt: Attempt) -> str:
     """Name a log as Inspect does, so that a folder's list is in the order of training."""
     created = datetime.fromisoformat(log.eval.created).isoformat(timespec="seconds")
-    return f"{created.replace(':', '-')}_{_batch_name(log, attempt)}_{log.eval.task_id}.eval"
+    return f"{re.sub('[:+]', '-', created)}_{_batch_name(log, attempt)}_{log.eval.task_id}.eval"
 
 
 def _batch_name(log: EvalLog, attempt: Attempt) -> str:
