@@ -103,11 +103,6 @@ def described(config: ContainerConfig) -> dict[str, Any]:
 def expected(said: dict[str, Any], name: str, path: Path, project: ProjectConfig) -> dict[str, Any]:
     """Bring a service of compose's answer into the same form, with the pool's own defaults."""
     service = {**said["services"][name]}
-    known = described(ContainerConfig()).keys() | {"volumes", "tmpfs", "ports", "extra_hosts"}
-    known |= {"image", "build", "entrypoint", "environment", "working_dir", "user", "hostname"}
-    known |= {"platform", "runtime", "networks", "healthcheck", "depends_on", "ulimits", "cap_add"}
-    known |= {"security_opt", "read_only", "shm_size", "deploy", "init", "pull_policy"}
-    assert service.keys() <= known | WITHOUT_EFFECT, "a key that is not compared"
     deployed = ((service.get("deploy") or {}).get("resources") or {}).get("limits") or {}
     default = Limits()
     written = yaml.safe_load(path.read_text())
@@ -156,6 +151,8 @@ def expected(said: dict[str, Any], name: str, path: Path, project: ProjectConfig
         "ulimits": {key: _pair(each) for key, each in (service.get("ulimits") or {}).items()},
         "security_opt": [o.replace("=", ":") for o in service.get("security_opt") or []],
     }  # fmt: skip
+    known = whole.keys() | {"deploy", "init", "pull_policy"} | WITHOUT_EFFECT
+    assert service.keys() <= known, "a key that is not compared"
     return {key: value for key, value in whole.items() if value}
 
 

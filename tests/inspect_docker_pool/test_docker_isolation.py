@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.inspect_docker_pool.conftest import PrivateEngine, second_engine
+from tests.waiting import until
 
 from inspect_docker_pool.config import DockerPoolConfig
 from inspect_docker_pool.environment import DockerPoolSandboxEnvironment
@@ -160,9 +160,6 @@ async def test_the_documented_way_out_lets_through_what_is_listed(
     finally:
         for one in started:
             api.remove_container(one, force=True)
-        for _ in range(600):
-            if not (api.inspect_network(inside)["Containers"] or {}):
-                break
-            await asyncio.sleep(0.1)
+        await until(lambda: not api.inspect_network(inside)["Containers"])
         api.remove_network(inside)
         api.remove_network(outside)

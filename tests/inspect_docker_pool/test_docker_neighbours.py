@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -55,42 +55,39 @@ async def test_running_episodes_do_not_wait_behind_builds(
         asyncio.create_task(Env.task_init("test", path))
         for path in _dockerfiles(tmp_path, image, 20, "sleep 4")
     ]
-    seconds: list[float] = []
-    begun = time.monotonic()
+    rounds = 0
     while not all(build.done() for build in builds):
-        before = time.monotonic()
         await running.exec(["true"])
         assert await running.read_file("file") == "text"
-        seconds.append(time.monotonic() - before)
+        rounds += 1
         await asyncio.sleep(0.05)
     await asyncio.gather(*builds)
-    assert len(seconds) > 20
-    assert statistics.median(seconds) < 4, "a build's step takes four seconds"
-    assert time.monotonic() - begun < 20 * 4, "one after the other"
+    assert rounds > len(builds), "it did not wait for one build after the other"
+    made = set(manager._images.budget._made)
+    images = [one for one in manager.engine.api.images() if made & {*(one["RepoTags"] or [])}]
+    ends = sorted(image["Created"] for image in images)
+    assert len(ends) == len(builds)
+    assert any(end - before < 4 for before, end in pairwise(ends)), "one after the other"
 
 
 async def test_an_image_is_built_once_however_many_wait_for_it(
-    image: str, manager: PoolManager, tmp_path: Path
+    image: str, open_sandbox: Any, tmp_path: Path
 ) -> None:
     unique = f"echo {time.time()}; cat /proc/sys/kernel/random/uuid > /id"
     (path,) = _dockerfiles(tmp_path, image, 1, unique)
-    taken = await asyncio.gather(*(take(path) for _ in range(4)))
+    taken = await asyncio.gather(*(open_sandbox(path) for _ in range(4)))
     assert len({await one.read_file("/id") for one in taken}) == 1
     assert len({one.container.image.id for one in taken}) == 1
-    for one in taken:
-        one.release()
 
 
 async def test_a_failed_build_reaches_all_who_wait_and_the_next_builds_again(
-    image: str, manager: PoolManager, tmp_path: Path
+    image: str, open_sandbox: Any, tmp_path: Path
 ) -> None:
     (path,) = _dockerfiles(tmp_path, image, 1, "sleep 0.5; false")
     failed = await asyncio.gather(*(take(path) for _ in range(4)), return_exceptions=True)
     assert all(isinstance(error, SandboxImageError) for error in failed), failed
     (tmp_path / "0" / "Dockerfile").write_text(f"FROM {image}\nRUN echo {tmp_path} > /right\n")
-    taken = await take(path)
-    assert await taken.read_file("/right") == f"{tmp_path}\n"
-    taken.release()
+    assert await (await open_sandbox(path)).read_file("/right") == f"{tmp_path}\n"
 
 
 async def test_an_image_that_was_removed_meanwhile_is_built_again(
@@ -112,23 +109,24 @@ async def test_an_image_that_was_removed_meanwhile_is_built_again(
 
 
 async def test_images_stay_within_their_budget_and_what_goes_is_named(
-    image: str, manager: PoolManager, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    image: str,
+    manager: PoolManager,
+    open_sandbox: Any,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     paths = _dockerfiles(tmp_path, image, 3, "head -c 20000000 /dev/urandom > /big")
     (base,) = manager.engine.api.images(name=image)
     configs = [DockerPoolConfig(file=p, warm=0, images=base["Size"] + 50_000_000) for p in paths]
     for config in configs:
-        taken = await take(config)
-        taken.release()
+        (await take(config)).release()
         await until(lambda: all(pool.state.removing == 0 for pool in manager.pools()))
     removed = [record.getMessage() for record in caplog.records if "removed image" in record.msg]
     assert len(removed) == 1, removed
     tags = {tag for one in manager.engine.api.images() for tag in one["RepoTags"] or []}
     assert image in tags
     assert not any(f"{tag} " in removed[0] for tag in tags)
-    again = await take(configs[0])
-    assert (await again.read_file("/which")).endswith(" 0\n")
-    again.release()
+    assert (await (await open_sandbox(configs[0])).read_file("/which")).endswith(" 0\n")
 
 
 def test_builds_that_make_room_at_once_remove_an_image_once(
@@ -173,9 +171,10 @@ async def test_a_rebuilt_image_leaves_nothing_behind(
 
 
 async def test_a_maximum_holds_whatever_was_configured_before(
-    image: str, manager: PoolManager
+    image: str, open_sandbox: Any
 ) -> None:
-    free = [await take(DockerPoolConfig(image=image, warm=0)) for _ in range(2)]
+    for _ in range(2):
+        await open_sandbox()
     highest = inside = 0
     two = asyncio.Barrier(2)  # however long the second container takes
 
@@ -191,9 +190,8 @@ async def test_a_maximum_holds_whatever_was_configured_before(
 
     await asyncio.gather(*(episode() for _ in range(6)))
     assert highest == 2
-    more = [await take(DockerPoolConfig(image=image, warm=0)) for _ in range(2)]
-    for one in [*free, *more]:
-        one.release()
+    for _ in range(2):
+        await open_sandbox()
 
 
 async def test_a_loop_that_was_closed_gets_no_container(image: str, manager: PoolManager) -> None:
@@ -307,18 +305,20 @@ async def test_file_descriptors_do_not_grow_with_episodes(image: str, manager: P
 # The SDK leaves a socket to the garbage collector whenever the engine does not answer.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_a_silent_engine_holds_up_no_event_loop(
-    image: str, manager: PoolManager, silent_engine: SilentEngine
+    image: str,
+    manager: PoolManager,
+    silent_engine: SilentEngine,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(manager.engine, "_timeout", 100_000)  # who waits for an answer hangs
     config = DockerPoolConfig(image=image, warm=1, max=2)
     first, second = await take(config), await take(config)
     silent_engine.fall_silent()
-    begun = time.monotonic()
     second.release()
     attempts: list[Any] = [take(config), Env.task_init("test", config), take(image)]
     for attempt in attempts:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(attempt, 1)
-    assert time.monotonic() - begun < 45, "an engine's own time-out is 60 seconds"
     silent_engine.recover()
     first.release()
 
@@ -331,17 +331,15 @@ async def test_a_silent_engine_holds_no_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(executor, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(executor, "_SILENCE_SECONDS", 100_000)
     sandbox = await take(DockerPoolConfig(image=image, warm=0))
     silent_engine.fall_silent()
-    begun = time.monotonic()
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(sandbox.exec(["sleep", "60"], timeout=2), 3)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(sandbox.write_file("file", "x" * 1_000_000), 1)
-    assert time.monotonic() - begun < 45
     with pytest.raises(SandboxEngineError, match="does not answer"):
         await sandbox.exec(["true"], timeout=1)
-    assert time.monotonic() - begun < 150
     silent_engine.recover()
     sandbox.release()
 

@@ -40,14 +40,17 @@ pytestmark = pytest.mark.docker
 IMAGE = "inspect-rl-test/python:1"
 
 
-def in_pool(pool: str = "shared") -> Task:
+def in_pool(count: int = 1, **config: Any) -> Task:
+    given = DockerPoolConfig(image=IMAGE, environment={"POOL": str(config)}, **config)
+    samples = [
+        Sample(id=number, input=f"{number}: what is in f?", target="plum", files={"f": "plum"})
+        for number in range(count)
+    ]
     return Task(
-        dataset=[Sample(id=1, input="What is in the file?", target="plum", files={"f": "plum"})],
+        dataset=samples,
         solver=[use_tools(bash(timeout=20)), generate()],
         scorer=includes(),
-        sandbox=SandboxEnvironmentSpec(
-            "docker_pool", DockerPoolConfig(image=IMAGE, environment={"POOL": pool})
-        ),
+        sandbox=SandboxEnvironmentSpec("docker_pool", given),
     )
 
 
@@ -69,17 +72,7 @@ async def test_a_group_works_in_containers_of_its_own_and_says_what_they_cost() 
 
 def three_batches(**config: Any) -> Task:
     """Six samples: the groups of one batch of two, and of the two batches after it."""
-    given = DockerPoolConfig(image=IMAGE, warm=0, environment={"POOL": str(config)}, **config)
-    samples = [
-        Sample(id=number, input=f"{number}: what is in f?", target="plum", files={"f": "plum"})
-        for number in range(6)
-    ]
-    return Task(
-        dataset=samples,
-        solver=[use_tools(bash(timeout=20)), generate()],
-        scorer=includes(),
-        sandbox=SandboxEnvironmentSpec("docker_pool", given),
-    )
+    return in_pool(6, warm=0, **config)
 
 
 def says_it_for_even_samples(prompt: str) -> str:

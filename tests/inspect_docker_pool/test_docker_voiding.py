@@ -68,6 +68,7 @@ _LEASE = """
 import fcntl, os, signal, time
 def release(*_):
     time.sleep(0.5)
+    open('/tmp/released', 'w').close()
     fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     raise SystemExit
 signal.signal(signal.SIGIO, release)
@@ -85,9 +86,8 @@ async def test_a_lease_on_a_file_is_waited_for(open_sandbox: Any) -> None:
             sandbox.exec(["python3", "-c", _LEASE + _HELD + "time.sleep(60)"], timeout=60)
         )
         await sandbox.exec(["sh", "-c", "until rm /tmp/held; do sleep 0.1; done"], timeout=60)
-        begun = time.monotonic()
         assert await use("/tmp/file", *words) in (None, "whole")
-        assert time.monotonic() - begun > 0.4
+        assert (await sandbox.exec(["rm", "/tmp/released"])).success, "it did not wait"
         await holder
 
 
@@ -108,10 +108,9 @@ async def test_a_timeout_holds_while_all_slots_are_taken(
     others = [asyncio.ensure_future(sandbox.exec(["sleep", "600"])) for _ in range(128)]
     top = manager.engine.api.top
     await until(lambda: str(top(sandbox.container.id)["Processes"]).count("sleep 600") == 128)
-    begun = time.monotonic()
     with pytest.raises(TimeoutError):
         await sandbox.exec(["true"], timeout=1)
-    assert time.monotonic() - begun < 40
+    assert not any(other.done() for other in others)
     for other in others:
         other.cancel()
     await asyncio.gather(*others, return_exceptions=True)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from inspect_ai.util import ComposeConfig, SandboxEnvironmentSpec
+from inspect_ai.util import ComposeConfig, JSONSchema, SandboxEnvironmentSpec
 from tests.inspect_docker_pool.composed import refusal
+from tests.packages import run
 
 from inspect_docker_pool.compose import parse_config, sample_variables, used_variables
 from inspect_docker_pool.config import (
@@ -159,6 +159,8 @@ def test_what_cannot_be_honoured_is_refused_by_name(
          "networks: {n: {external: true, name: host}}", "networks host"),
         ("services: {default: {image: x, networks: [n]}}\n"
          "networks: {n: {external: true, name: 'container:x'}}", "networks container:x"),
+        ("services: {default: {image: x}}\nsecrets: {x: {file: compose.yaml}}", "secrets"),
+        ("services: {default: {image: x}}\nconfigs: {x: {file: compose.yaml}}", "configs"),
     ],
 )  # fmt: skip
 def test_files_of_any_shape_are_refused_with_a_reason(
@@ -175,13 +177,6 @@ def test_a_zero_is_no_limit_as_for_compose(compose: Any, zero: Any) -> None:
         compose({"cpus": zero, "mem_limit": zero, "pids_limit": 0})
     ).default.limits
     assert (limits.cpus, limits.memory, limits.pids) == (None, None, None)
-
-
-@pytest.mark.parametrize("top", ["secrets", "configs"])
-def test_top_level_keys_are_refused_by_name(compose: Any, tmp_path: Path, top: str) -> None:
-    (tmp_path / "x.yaml").write_text("services: {}")
-    with pytest.raises(SandboxConfigError, match=top):
-        parse_config(compose(**{top: {"x": {"file": "x.yaml"}}}))
 
 
 @pytest.mark.usefixtures("compose_plugin")
@@ -296,20 +291,14 @@ def test_a_model_overrides_its_file_and_survives_a_log(compose: Any) -> None:
     assert config.default.limits.memory == 2 * 1024 * MIB
     assert (config.pool.warm, config.pool.max) == (4, 3)
     assert not config.default.hardening.no_new_privileges
-    import inspect_docker_pool.environment as _registers
-
-    assert _registers is not None
     spec = SandboxEnvironmentSpec("docker_pool", model)
     assert SandboxEnvironmentSpec.model_validate(spec.model_dump()).config == model
 
 
 @pytest.mark.usefixtures("compose_plugin")
 def test_a_compose_object_is_understood() -> None:
-    config = parse_config(
-        ComposeConfig.model_validate(
-            {"services": {"default": {"image": "i", "x-docker-pool": {"warm": 9}}}}
-        )
-    )
+    services = {"default": {"image": "i", "x-docker-pool": {"warm": 9}}}
+    config = parse_config(ComposeConfig.model_validate({"services": services}))
     assert (config.default.image, config.pool.warm) == ("i", 9)
 
 
@@ -323,13 +312,8 @@ def test_mounts_of_a_model_through_which_a_policy_gets_out_are_refused(volume: s
 
 
 def test_a_foreign_model_is_refused() -> None:
-    from pydantic import BaseModel
-
-    class Other(BaseModel):
-        pass
-
-    with pytest.raises(SandboxConfigError, match="Other"):
-        parse_config(Other())
+    with pytest.raises(SandboxConfigError, match="JSONSchema"):
+        parse_config(JSONSchema())
 
 
 def test_pools_are_divided_by_what_containers_are_and_how_many() -> None:
@@ -356,14 +340,12 @@ def test_the_default_is_hardened() -> None:
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("1k", 1024), ("2MB", 2 * MIB), ("1.5GiB", 3 * 2**29), (7, 7), ("12", 12), ("-1", None)],
+    [("1k", 1024), ("2MB", 2 * MIB), ("1.5GiB", 3 * 2**29), (7, 7), ("12", 12)],
 )
-def test_sizes(text: Any, size: int | None) -> None:
-    if size is None:
-        with pytest.raises(SandboxConfigError):
-            parse_size(text)
-    else:
-        assert parse_size(text) == size
+def test_sizes(text: Any, size: int) -> None:
+    assert parse_size(text) == size
+    with pytest.raises(SandboxConfigError):
+        parse_size("-1")
 
 
 @pytest.mark.parametrize(
@@ -387,13 +369,8 @@ def test_commands_that_only_keep_a_container_up(
 
 @pytest.mark.slow
 def test_importing_the_provider_does_not_import_the_sdk() -> None:
-    import sys
-
     program = "import sys, inspect_docker_pool.environment; print('docker' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ
-    )
-    assert done.stdout == "False\n"
+    assert run(sys.executable, "-c", program) == "False\n"
 
 
 def test_a_configuration_object_can_be_kept_in_a_set() -> None:
