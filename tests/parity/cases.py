@@ -119,17 +119,18 @@ async def check_case(case: ParityCase, *, side: Side, expected: Trace) -> Parity
 
 
 def case(
-    **fields: Any,
+    id: str | None = None, **fields: Any
 ) -> Callable[[Callable[[], Task]], Callable[[], Task]]:
-    """Register a function that makes a task as a case; its name becomes the case's id.
+    """Register a function that makes a task as a case.
 
     Args:
+        id: The case's id; by default the function's name.
         fields: The other fields of the case.
     """
 
     def register(task: Callable[[], Task]) -> Callable[[], Task]:
         module = task.__module__.rsplit(".", 1)[-1]
-        name = task.__name__.replace("_", "-")
+        name = id or task.__name__.replace("_", "-")
         _registered.append(ParityCase(id=name, theme=module, task=task, **fields))
         return task
 

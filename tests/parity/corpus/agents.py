@@ -21,7 +21,7 @@ from inspect_ai.agent import (
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ChatMessageUser, CompactionTrim, ModelOutput, get_model
 from inspect_ai.scorer import Score, includes
-from inspect_ai.solver import Generate, TaskState, basic_agent, system_message
+from inspect_ai.solver import Generate, Solver, TaskState, basic_agent, system_message
 from inspect_ai.tool import Tool
 from inspect_ai.util import collect, message_limit
 from tests.functions import make_solver, make_tool
@@ -31,8 +31,9 @@ from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.testing.replies import call, say, scripted_model, submit
 
 
-def puzzle() -> list[Sample]:
-    return [Sample(input="What is 6 times 7?", target="42")]
+def solved_by(solver: Solver | Agent) -> Task:
+    sample = Sample(input="What is 6 times 7?", target="42")
+    return Task(dataset=[sample], solver=solver, scorer=includes())
 
 
 @make_tool
@@ -54,7 +55,7 @@ WORK = say("I multiply.", call("multiply", x=6, y=7))
     expect=Expect(turns=2, scores={"includes": "C"}, tools=["multiply", "submit"]),
 )
 def basic_agent_with_tool() -> Task:
-    return Task(dataset=puzzle(), solver=basic_agent(tools=[multiply()]), scorer=includes())
+    return solved_by(basic_agent(tools=[multiply()]))
 
 
 @case(
@@ -74,7 +75,7 @@ def basic_agent_with_attempts() -> Task:
         continue_message="Keep going.",
         submit_name="done",
     )
-    return Task(dataset=puzzle(), solver=agent, scorer=includes())
+    return solved_by(agent)
 
 
 @case(
@@ -82,7 +83,7 @@ def basic_agent_with_attempts() -> Task:
     expect=Expect(turns=2, scores={"includes": "C"}, tools=["multiply", "submit"]),
 )
 def react_with_tool() -> Task:
-    return Task(dataset=puzzle(), solver=react(tools=[multiply()]), scorer=includes())
+    return solved_by(react(tools=[multiply()]))
 
 
 @case(
@@ -93,11 +94,7 @@ def react_with_attempts() -> Task:
     async def incorrect(state: AgentState, scores: list[Score]) -> str:
         return f"Wrong: {scores[0].value}"
 
-    return Task(
-        dataset=puzzle(),
-        solver=react(attempts=AgentAttempts(attempts=3, incorrect_message=incorrect)),
-        scorer=includes(),
-    )
+    return solved_by(react(attempts=AgentAttempts(attempts=3, incorrect_message=incorrect)))
 
 
 @case(
@@ -105,7 +102,7 @@ def react_with_attempts() -> Task:
     expect=Expect(turns=2, scores={"includes": "I"}),
 )
 def react_that_uses_up_its_attempts() -> Task:
-    return Task(dataset=puzzle(), solver=react(attempts=2), scorer=includes())
+    return solved_by(react(attempts=2))
 
 
 @make_tool
@@ -123,19 +120,10 @@ async def final(number: int) -> str:
     expect=Expect(turns=1, scores={"includes": "C"}, tools=["give"]),
 )
 def react_with_custom_submit() -> Task:
-    return Task(
-        dataset=puzzle(),
-        solver=react(
-            submit=AgentSubmit(
-                name="give",
-                description="Give it.",
-                tool=final(),
-                answer_only=True,
-                keep_in_messages=True,
-            )
-        ),
-        scorer=includes(),
+    given = AgentSubmit(
+        name="give", description="Give it.", tool=final(), answer_only=True, keep_in_messages=True
     )
+    return solved_by(react(submit=given))
 
 
 @case(
@@ -143,7 +131,7 @@ def react_with_custom_submit() -> Task:
     expect=Expect(turns=1, scores={"includes": "C"}, tools=[]),
 )
 def react_without_submit() -> Task:
-    return Task(dataset=puzzle(), solver=react(submit=False), scorer=includes())
+    return solved_by(react(submit=False))
 
 
 @case(
@@ -151,9 +139,7 @@ def react_without_submit() -> Task:
     expect=Expect(turns=3, scores={"includes": "C"}, says=["Use submit, please."]),
 )
 def react_on_continue_text() -> Task:
-    return Task(
-        dataset=puzzle(), solver=react(on_continue="Use {submit}, please."), scorer=includes()
-    )
+    return solved_by(react(on_continue="Use {submit}, please."))
 
 
 @case(
@@ -166,11 +152,7 @@ def react_on_continue_function() -> Task:
             return True
         return "42" not in state.output.completion and "Say it."
 
-    return Task(
-        dataset=puzzle(),
-        solver=react(tools=[multiply()], submit=False, on_continue=decide),
-        scorer=includes(),
-    )
+    return solved_by(react(tools=[multiply()], submit=False, on_continue=decide))
 
 
 @case(
@@ -181,11 +163,7 @@ def react_with_own_prompt() -> Task:
     prompt = AgentPrompt(
         instructions="Be exact.", assistant_prompt=None, submit_prompt="Call {submit}."
     )
-    return Task(
-        dataset=puzzle(),
-        solver=react(prompt=prompt),
-        scorer=includes(),
-    )
+    return solved_by(react(prompt=prompt))
 
 
 @case(
@@ -203,7 +181,7 @@ def react_where_a_sub_agent_has_another_model() -> Task:
         state.messages, state.output = done.messages, done.output
         return state
 
-    return Task(dataset=puzzle(), solver=two_agents(), scorer=includes())
+    return solved_by(two_agents())
 
 
 def reckoner(name: str = "reckoner") -> Agent:
@@ -225,7 +203,7 @@ def reckoner(name: str = "reckoner") -> Agent:
     ),
 )
 def handoff_to_a_sub_agent() -> Task:
-    return Task(dataset=puzzle(), solver=react(tools=[handoff(reckoner())]), scorer=includes())
+    return solved_by(react(tools=[handoff(reckoner())]))
 
 
 @case(
@@ -240,7 +218,7 @@ def handoff_with_filters() -> Task:
     sub = handoff(
         reckoner(), tool_name="multiplier", input_filter=remove_tools, output_filter=last_message
     )
-    return Task(dataset=puzzle(), solver=react(tools=[sub]), scorer=includes())
+    return solved_by(react(tools=[sub]))
 
 
 @case(
@@ -253,7 +231,7 @@ def handoff_with_filters() -> Task:
     expect=Expect(turns=4, scores={"includes": "C"}, tools=["submit", "reckoner"]),
 )
 def agent_as_tool() -> Task:
-    return Task(dataset=puzzle(), solver=react(tools=[as_tool(reckoner())]), scorer=includes())
+    return solved_by(react(tools=[as_tool(reckoner())]))
 
 
 @case(
@@ -267,7 +245,7 @@ def agent_as_tool() -> Task:
 )
 def agent_as_tool_with_its_own_limit() -> Task:
     limited = as_tool(reckoner(), limits=[message_limit(6)])
-    return Task(dataset=puzzle(), solver=react(tools=[limited]), scorer=includes())
+    return solved_by(react(tools=[limited]))
 
 
 def _several_at_once(request: TurnRequest) -> ModelOutput:
@@ -292,9 +270,7 @@ def sub_agents_in_parallel() -> Task:
     def side(name: str) -> Tool:
         return as_tool(react(name=name, description=name, prompt=f"You are {name}."))
 
-    return Task(
-        dataset=puzzle(), solver=react(tools=[side("left"), side("right")]), scorer=includes()
-    )
+    return solved_by(react(tools=[side("left"), side("right")]))
 
 
 @agent
@@ -319,7 +295,7 @@ def own_loop() -> Agent:
     expect=Expect(turns=3, scores={"includes": "C"}, says=["And?"]),
 )
 def agent_written_by_hand() -> Task:
-    return Task(dataset=puzzle(), solver=as_solver(own_loop()), scorer=includes())
+    return solved_by(as_solver(own_loop()))
 
 
 @make_solver
@@ -358,10 +334,8 @@ def model_asked_from_several_coroutines() -> Task:
     tokens="when to compact depends on the count of tokens",
 )
 def react_with_compaction() -> Task:
-    return Task(
-        dataset=puzzle(),
-        solver=react(tools=[multiply()], compaction=CompactionTrim(threshold=900, memory=False)),
-        scorer=includes(),
+    return solved_by(
+        react(tools=[multiply()], compaction=CompactionTrim(threshold=900, memory=False))
     )
 
 
@@ -375,4 +349,4 @@ def react_with_compaction() -> Task:
     tokens="the sampler has one way to be cut",
 )
 def react_with_truncation() -> Task:
-    return Task(dataset=puzzle(), solver=react(truncation="auto"), scorer=includes())
+    return solved_by(react(truncation="auto"))

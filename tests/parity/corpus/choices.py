@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 from inspect_ai import Task
 from inspect_ai.dataset import MemoryDataset, Sample
@@ -19,17 +20,21 @@ def question(target: str | list[str] = "B") -> Sample:
     )
 
 
+def chosen(sample: Sample, **options: Any) -> Task:
+    return Task(dataset=[sample], solver=multiple_choice(**options), scorer=choice())
+
+
 @case(
     script=["ANSWER: B"],
     expect=Expect(turns=1, scores={"choice": "C"}, says=["B) an apple", "ANSWER: $LETTER"]),
 )
 def single_answer() -> Task:
-    return Task(dataset=[question()], solver=multiple_choice(), scorer=choice())
+    return chosen(question())
 
 
 @case(script=["ANSWER: A"], expect=Expect(turns=1, scores={"choice": "I"}))
 def single_answer_wrong() -> Task:
-    return Task(dataset=[question()], solver=multiple_choice(), scorer=choice())
+    return chosen(question())
 
 
 @case(
@@ -37,7 +42,7 @@ def single_answer_wrong() -> Task:
     expect=Expect(turns=1, scores={"choice": "C"}, says=["step by step"]),
 )
 def single_answer_with_thought() -> Task:
-    return Task(dataset=[question()], solver=multiple_choice(cot=True), scorer=choice())
+    return chosen(question(), cot=True)
 
 
 @case(
@@ -45,20 +50,12 @@ def single_answer_with_thought() -> Task:
     expect=Expect(turns=1, scores={"choice": "C"}, says=["multiple answers may be correct"]),
 )
 def several_answers() -> Task:
-    return Task(
-        dataset=[question(["B", "C"])],
-        solver=multiple_choice(multiple_correct=True),
-        scorer=choice(),
-    )
+    return chosen(question(["B", "C"]), multiple_correct=True)
 
 
 @case(script=["Clouds too.\nANSWER: BC"], expect=Expect(turns=1, scores={"choice": "C"}))
 def several_answers_with_thought() -> Task:
-    return Task(
-        dataset=[question(["B", "C"])],
-        solver=multiple_choice(multiple_correct=True, cot=True),
-        scorer=choice(),
-    )
+    return chosen(question(["B", "C"]), multiple_correct=True, cot=True)
 
 
 @case(
@@ -67,7 +64,7 @@ def several_answers_with_thought() -> Task:
 )
 def custom_choice_template() -> Task:
     template = "Pick: {question}\n{choices}\nOne of {letters}, as 'ANSWER: X'."
-    return Task(dataset=[question()], solver=multiple_choice(template=template), scorer=choice())
+    return chosen(question(), template=template)
 
 
 def _shuffled_letter_of_apple(request: TurnRequest) -> str:
@@ -79,11 +76,7 @@ def _shuffled_letter_of_apple(request: TurnRequest) -> str:
 @case(script=[_shuffled_letter_of_apple], expect=Expect(turns=1, scores={"choice": "C"}))
 def choices_shuffled_by_the_solver() -> Task:
     # The solver's own shuffle: the shown letters differ, the logged answer is put back.
-    return Task(
-        dataset=[question()],
-        solver=multiple_choice(shuffle=Random(7)),
-        scorer=choice(),
-    )
+    return chosen(question(), shuffle=Random(7))
 
 
 @case(script=[_shuffled_letter_of_apple], expect=Expect(turns=1, scores={"choice": "C"}))
@@ -95,7 +88,7 @@ def choices_shuffled_by_the_dataset() -> Task:
 
 @case(script=["No idea."], expect=Expect(turns=1, scores={"choice": "I"}))
 def no_answer_given() -> Task:
-    return Task(dataset=[question()], solver=multiple_choice(), scorer=choice())
+    return chosen(question())
 
 
 @case(
@@ -103,4 +96,4 @@ def no_answer_given() -> Task:
     expect=Expect(turns=0, error="ValueError"),
 )
 def sample_without_choices_fails() -> Task:
-    return Task(dataset=[Sample(input="?", target="A")], solver=multiple_choice(), scorer=choice())
+    return chosen(Sample(input="?", target="A"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import struct
 import zlib
+from dataclasses import replace
 
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
@@ -12,7 +13,6 @@ from inspect_ai.model import (
     ChatMessage,
     ChatMessageAssistant,
     ChatMessageUser,
-    Content,
     ContentImage,
     ContentReasoning,
     ContentText,
@@ -53,28 +53,21 @@ def data_uri() -> str:
     return f"data:image/png;base64,{base64.b64encode(png()).decode()}"
 
 
+SEEN = Expect(turns=1, scores={"exact": "C"}, says=["data:image/png;base64,iVBOR"])
+
+
 def image_sample(image: str) -> Sample:
-    content: list[Content] = [
-        ContentText(text="Which colour?"),
-        ContentImage(image=image, detail="low"),
-    ]
-    return Sample(input=[ChatMessageUser(content=content)], target="red")
+    shown = ContentImage(image=image, detail="low")
+    message = ChatMessageUser(content=[ContentText(text="Which colour?"), shown])
+    return Sample(input=[message], target="red")
 
 
-@case(
-    script=["red"],
-    expect=Expect(turns=1, scores={"exact": "C"}, says=["data:image/png;base64,iVBOR"]),
-    tokens=NO_IMAGES,
-)
+@case(script=["red"], expect=SEEN, tokens=NO_IMAGES)
 def image_in_the_prompt() -> Task:
     return Task(dataset=[image_sample(data_uri())], scorer=exact())
 
 
-@case(
-    script=["red"],
-    expect=Expect(turns=1, scores={"exact": "C"}, says=["data:image/png;base64,iVBOR"]),
-    tokens=NO_IMAGES,
-)
+@case(script=["red"], expect=SEEN, tokens=NO_IMAGES)
 def image_file_in_the_prompt() -> Task:
     path = made_folder("parity") / "red.png"
     path.write_bytes(png())
@@ -86,17 +79,17 @@ def image_file_that_is_missing() -> Task:
     return Task(dataset=[image_sample("/nowhere/red.png")], scorer=exact())
 
 
+def colour() -> list[Sample]:
+    return [Sample(input="A colour?", target="red")]
+
+
 @make_tool
 async def look() -> ToolResult:
     """Take a picture."""
     return [ContentText(text="taken"), ContentImage(image=data_uri())]
 
 
-@case(
-    script=[say("", call("look")), "red"],
-    expect=Expect(turns=2, scores={"exact": "C"}, says=["data:image/png;base64,iVBOR"]),
-    tokens=NO_IMAGES,
-)
+@case(script=[say("", call("look")), "red"], expect=replace(SEEN, turns=2), tokens=NO_IMAGES)
 def image_in_a_tool_result() -> Task:
     return Task(
         dataset=[Sample(input="Look.", target="red")],
@@ -121,9 +114,7 @@ THOUGHT = say("red", reasoning="Roses are red.")
     renderer="qwen3",
 )
 def reasoning_content() -> Task:
-    return Task(
-        dataset=[Sample(input="A colour?", target="red")], solver=asks_again(), scorer=exact()
-    )
+    return Task(dataset=colour(), solver=asks_again(), scorer=exact())
 
 
 @case(
@@ -137,7 +128,7 @@ def reasoning_content() -> Task:
 )
 def reasoning_that_is_not_sent_back() -> Task:
     return Task(
-        dataset=[Sample(input="A colour?", target="red")],
+        dataset=colour(),
         config=GenerateConfig(reasoning_history="none"),
         solver=asks_again(),
         scorer=exact(),
@@ -164,7 +155,7 @@ def reasoning_in_the_input() -> Task:
     tokens="the renderer parses the tags",
 )
 def thoughts_in_the_text() -> Task:
-    return Task(dataset=[Sample(input="A colour?", target="red")], scorer=[exact(), includes()])
+    return Task(dataset=colour(), scorer=[exact(), includes()])
 
 
 @case(
@@ -176,12 +167,12 @@ def thoughts_in_the_text() -> Task:
     ),
 )
 def reply_that_was_cut() -> Task:
-    return Task(dataset=[Sample(input="A colour?", target="red")], scorer=includes())
+    return Task(dataset=colour(), scorer=includes())
 
 
 @case(script=[""], expect=Expect(turns=1, scores={"includes": "I"}))
 def empty_reply() -> Task:
-    return Task(dataset=[Sample(input="A colour?", target="red")], scorer=includes())
+    return Task(dataset=colour(), scorer=includes())
 
 
 @make_solver
@@ -198,7 +189,7 @@ async def asks_again_after_a_refusal(state: TaskState, generate: Generate) -> Ta
 )
 def output_without_a_message() -> Task:
     return Task(
-        dataset=[Sample(input="A colour?", target="red")],
+        dataset=colour(),
         solver=asks_again_after_a_refusal(),
         scorer=includes(),
     )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import anyio
 from inspect_ai import Task
 from inspect_ai.agent import react
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelCost, ModelInfo, set_model_info
 from inspect_ai.scorer import Score, Target, accuracy, includes
-from inspect_ai.solver import Generate, TaskState, generate, use_tools
+from inspect_ai.solver import Generate, Solver, TaskState, generate, use_tools
 from inspect_ai.util import LimitExceededError, message_limit, sample_limits, store, token_limit
 from tests.functions import make_scorer, make_solver, make_tool
 from tests.parity.cases import Expect, case
@@ -29,30 +33,60 @@ async def tick() -> str:
     return "tick"
 
 
-def ticking(**limits: object) -> Task:
-    return Task(
-        dataset=counting(),
-        solver=[use_tools(tick()), generate()],
-        scorer=includes(),
-        **limits,  # type: ignore[arg-type]
+def ticking(**limits: Any) -> Task:
+    solver = [use_tools(tick()), generate()]
+    return Task(dataset=counting(), solver=solver, scorer=includes(), **limits)
+
+
+@make_solver
+async def sleeps(state: TaskState, generate: Generate) -> TaskState:
+    state = await generate(state)
+    store().set("slept", False)
+    await anyio.sleep(30)
+    store().set("slept", True)
+    return state
+
+
+@make_solver
+async def works(state: TaskState, generate: Generate) -> TaskState:
+    """Keeps busy in small steps, so that a working limit can end it."""
+    state = await generate(state)
+    for _ in range(600):
+        await anyio.sleep(0.05)
+    return state
+
+
+def asking(solver: Callable[[], Solver], **limits: Any) -> Task:
+    return Task(dataset=counting(), solver=solver(), scorer=includes(), **limits)
+
+
+def priced(**limits: Any) -> Task:
+    for model in ("scripted/policy", "rl/policy"):
+        set_model_info(model, ModelInfo(cost=ONE_DOLLAR_A_TOKEN))
+    return ticking(**limits)
+
+
+def under(make: Callable[..., Task], name: str, limit: float) -> Callable[[], Task]:
+    return lambda: make(**{f"{name}_limit": limit})
+
+
+TICKS = [say("one", call("tick")), say("one", call("tick"))]
+# name, value, the task, the script, the score, and what the store has
+ENDING: list[tuple[str, float, Callable[..., Task], list[Any], str, dict[str, Any]]] = [
+    ("message", 5, ticking, TICKS, "C", {}),
+    ("token", 1, ticking, TICKS[:1], "I", {}),  # always exceeded, however tokens are counted
+    ("cost", 0.5, priced, TICKS[:1], "I", {}),
+    ("time", 1, partial(asking, sleeps), ["one"], "C", {"slept": False}),
+    ("working", 1, partial(asking, works), ["one"], "C", {}),
+]
+for name, limit, task, script, score, kept in ENDING:
+    expect = Expect(turns=len(script), scores={"includes": score}, limit=name, store=kept)
+    case(id=f"{name}-limit-of-the-task", script=script, expect=expect)(under(task, name, limit))
+    # over that of the task
+    run = EpisodeOptions(**{f"{name}_limit": limit})  # type: ignore[arg-type]
+    case(id=f"{name}-limit-of-the-run", script=script, expect=expect, options=run)(
+        under(task, name, 50 * limit)
     )
-
-
-@case(
-    script=[say("one", call("tick")), say("one", call("tick"))],
-    expect=Expect(turns=2, scores={"includes": "C"}, limit="message"),
-)
-def message_limit_of_the_task() -> Task:
-    return ticking(message_limit=5)
-
-
-@case(
-    script=[say("one", call("tick")), say("one", call("tick"))],
-    options=EpisodeOptions(message_limit=5),
-    expect=Expect(turns=2, scores={"includes": "C"}, limit="message"),
-)
-def message_limit_of_the_run() -> Task:
-    return ticking(message_limit=50)
 
 
 @case(
@@ -68,24 +102,6 @@ def message_limit_set_by_a_solver() -> Task:
     return Task(
         dataset=counting(), solver=[use_tools(tick()), lowers(), generate()], scorer=includes()
     )
-
-
-@case(
-    script=[say("one", call("tick"))],
-    expect=Expect(turns=1, scores={"includes": "I"}, limit="token"),
-    # one token is always exceeded, however tokens are counted
-)
-def token_limit_of_the_task() -> Task:
-    return ticking(token_limit=1)
-
-
-@case(
-    script=[say("one", call("tick"))],
-    options=EpisodeOptions(token_limit=1),
-    expect=Expect(turns=1, scores={"includes": "I"}, limit="token"),
-)
-def token_limit_of_the_run() -> Task:
-    return ticking()
 
 
 @case(
@@ -113,82 +129,6 @@ def token_limit_after_some_turns() -> Task:
 )
 def turn_limit_of_the_task() -> Task:
     return ticking(turn_limit=3)
-
-
-@make_solver
-async def sleeps(state: TaskState, generate: Generate, seconds: float) -> TaskState:
-    state = await generate(state)
-    store().set("slept", False)
-    await anyio.sleep(seconds)
-    store().set("slept", True)
-    return state
-
-
-@case(
-    script=["one"],
-    expect=Expect(turns=1, scores={"includes": "C"}, limit="time", store={"slept": False}),
-)
-def time_limit_of_the_task() -> Task:
-    return Task(dataset=counting(), solver=sleeps(30), scorer=includes(), time_limit=1)
-
-
-@case(
-    script=["one"],
-    options=EpisodeOptions(time_limit=1),
-    expect=Expect(turns=1, scores={"includes": "C"}, limit="time", store={"slept": False}),
-)
-def time_limit_of_the_run() -> Task:
-    return Task(dataset=counting(), solver=sleeps(30), scorer=includes())
-
-
-@make_solver
-async def works(state: TaskState, generate: Generate, seconds: float) -> TaskState:
-    """Keeps busy in small steps, so that a working limit can end it."""
-    state = await generate(state)
-    for _ in range(int(seconds / 0.05)):
-        await anyio.sleep(0.05)
-    return state
-
-
-@case(
-    script=["one"],
-    expect=Expect(turns=1, scores={"includes": "C"}, limit="working"),
-)
-def working_limit_of_the_task() -> Task:
-    return Task(dataset=counting(), solver=works(30), scorer=includes(), working_limit=1)
-
-
-@case(
-    script=["one"],
-    options=EpisodeOptions(working_limit=1),
-    expect=Expect(turns=1, scores={"includes": "C"}, limit="working"),
-)
-def working_limit_of_the_run() -> Task:
-    return Task(dataset=counting(), solver=works(30), scorer=includes())
-
-
-def _with_prices() -> None:
-    for model in ("scripted/policy", "rl/policy"):
-        set_model_info(model, ModelInfo(cost=ONE_DOLLAR_A_TOKEN))
-
-
-@case(
-    script=[say("one", call("tick"))],
-    expect=Expect(turns=1, scores={"includes": "I"}, limit="cost"),
-)
-def cost_limit_of_the_task() -> Task:
-    _with_prices()
-    return ticking(cost_limit=0.5)
-
-
-@case(
-    script=[say("one", call("tick"))],
-    options=EpisodeOptions(cost_limit=0.5),
-    expect=Expect(turns=1, scores={"includes": "I"}, limit="cost"),
-)
-def cost_limit_of_the_run() -> Task:
-    _with_prices()
-    return ticking()
 
 
 @case(

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
-from inspect_ai.model import ChatMessage, ChatMessageAssistant, ChatMessageSystem, ChatMessageUser
+from inspect_ai.model import (
+    ChatMessage,
+    ChatMessageAssistant,
+    ChatMessageSystem,
+    ChatMessageUser,
+    GenerateConfig,
+)
 from inspect_ai.scorer import answer, exact, includes, match
 from inspect_ai.solver import (
     assistant_message,
@@ -96,8 +102,6 @@ def nested_chain() -> Task:
     ),
 )
 def generate_options_of_task_and_solver() -> Task:
-    from inspect_ai.model import GenerateConfig
-
     return Task(
         dataset=[SUM.model_copy()],
         config=GenerateConfig(temperature=0.25, max_tokens=7, timeout=9, stream_idle_timeout=9),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
+from typing import Any
 
 from inspect_ai import Task
 from inspect_ai.agent import react
 from inspect_ai.dataset import Sample
+from inspect_ai.model import ModelOutput
 from inspect_ai.scorer import Score, Target, accuracy, includes
 from inspect_ai.solver import Generate, TaskState, generate, use_tools
 from inspect_ai.tool import bash, python, text_editor
@@ -77,6 +80,11 @@ def shell_task(environment: object, **sample: object) -> Task:
     )
 
 
+def in_each_provider(name: str, make: Callable[[object], Task], **fields: Any) -> None:
+    case(id=f"local-{name}", **fields)(lambda: make("local"))
+    case(id=f"docker-{name}", docker=True, **fields)(lambda: make(docker()))
+
+
 SHELL: list[ScriptTurn] = [
     say("", call("bash", command="echo $((6 * 7)) && echo oops >&2 && exit 3")),
     say("", call("python", code="print(sum(range(10)))")),
@@ -91,14 +99,7 @@ SHELL_EXPECT = Expect(
 )
 
 
-@case(script=SHELL, expect=SHELL_EXPECT)
-def local_shell_and_python() -> Task:
-    return shell_task("local")
-
-
-@case(script=SHELL, expect=SHELL_EXPECT, docker=True)
-def docker_shell_and_python() -> Task:
-    return shell_task(docker())
+in_each_provider("shell-and-python", shell_task, script=SHELL, expect=SHELL_EXPECT)
 
 
 def files() -> dict[str, str]:
@@ -114,12 +115,7 @@ def files() -> dict[str, str]:
 
 
 FILES: list[ScriptTurn] = [
-    say(
-        "",
-        call(
-            "bash", command="cat inline.txt deep/er/file.txt notes.txt; wc -c < blob.bin; cat made"
-        ),
-    ),
+    say("", call("bash", command="cat inline.txt deep/er/file.txt notes.txt made; wc -c blob.bin")),
     "done",
 ]
 FILES_EXPECT = Expect(
@@ -130,20 +126,15 @@ FILES_EXPECT = Expect(
 SETUP = "#!/usr/bin/env bash\necho by setup > made\n"
 
 
-@case(script=FILES, expect=FILES_EXPECT)
-def local_files_and_setup_script() -> Task:
-    return shell_task("local", files=files(), setup=SETUP)
-
-
-@case(script=FILES, expect=FILES_EXPECT, docker=True)
-def docker_files_and_setup_script() -> Task:
-    return shell_task(docker(), files=files(), setup=SETUP)
-
-
-@case(
+in_each_provider(
+    "files-and-setup-script",
+    lambda environment: shell_task(environment, files=files(), setup=SETUP),
     script=FILES,
     expect=FILES_EXPECT,
 )
+
+
+@case(script=FILES, expect=FILES_EXPECT)
 def setup_script_from_a_file() -> Task:
     path = made_folder("parity") / "setup.sh"
     path.write_text(SETUP)
@@ -225,42 +216,25 @@ def several_services() -> Task:
         return state
 
     task = shell_task(docker(TWO_SERVICES))
-    return Task(
-        dataset=task.dataset,
-        solver=[uses_helper(), use_tools(bash(timeout=20)), generate()],
-        scorer=[includes(), file_holds("result.txt")],
-        sandbox=docker(TWO_SERVICES),
-    )
+    task.setup = uses_helper()
+    return task
 
 
-SLOW: list[ScriptTurn] = [say("", call("bash", command="sleep 30")), "done"]
-
-
-@case(
-    script=SLOW,
-    expect=Expect(turns=2, scores={"includes": "C"}, says=["timed out"]),
-)
-def tool_timeout_in_local() -> Task:
+def waiting(environment: Any) -> Task:
     return Task(
         dataset=[Sample(input="Wait.", target="done")],
         solver=[use_tools(bash(timeout=1)), generate()],
         scorer=includes(),
-        sandbox="local",
+        sandbox=environment,
     )
 
 
-@case(
-    script=SLOW,
+in_each_provider(
+    "tool-timeout",
+    waiting,
+    script=[say("", call("bash", command="sleep 30")), "done"],
     expect=Expect(turns=2, scores={"includes": "C"}, says=["timed out"]),
-    docker=True,
 )
-def tool_timeout_in_docker() -> Task:
-    return Task(
-        dataset=[Sample(input="Wait.", target="done")],
-        solver=[use_tools(bash(timeout=1)), generate()],
-        scorer=includes(),
-        sandbox=docker(),
-    )
 
 
 @case(
@@ -271,22 +245,14 @@ def tool_that_needs_a_missing_sandbox() -> Task:
     return shell_task(None)
 
 
+def edit(command: str, **arguments: str) -> ModelOutput:
+    return say("", call("text_editor", command=command, path="/tmp/parity-file.txt", **arguments))
+
+
 EDITING = [
-    say(
-        "",
-        call("text_editor", command="create", path="/tmp/parity-file.txt", file_text="one\ntwo\n"),
-    ),
-    say(
-        "",
-        call(
-            "text_editor",
-            command="str_replace",
-            path="/tmp/parity-file.txt",
-            old_str="two",
-            new_str="done",
-        ),
-    ),
-    say("", call("text_editor", command="view", path="/tmp/parity-file.txt")),
+    edit("create", file_text="one\ntwo\n"),
+    edit("str_replace", old_str="two", new_str="done"),
+    edit("view"),
     submit("done"),
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +20,7 @@ from inspect_ai.tool import (
     ToolDef,
     ToolError,
     ToolFunction,
+    ToolSource,
     mcp_server_stdio,
     mcp_tools,
     memory,
@@ -38,8 +40,12 @@ MCP_SERVER = Path(__file__).resolve().parents[1] / "mcp_server.py"
 # Inspect converts these arguments itself, and it is what the renderer cannot know about.
 
 
-def ask(text: str = "Add 2 and 3.", target: str = "5") -> list[Sample]:
-    return [Sample(input=text, target=target)]
+def ask() -> list[Sample]:
+    return [Sample(input="Add 2 and 3.", target="5")]
+
+
+def using(*tools: Tool | ToolSource) -> Task:
+    return Task(dataset=ask(), solver=[use_tools(*tools), generate()], scorer=includes())
 
 
 @make_tool
@@ -122,7 +128,7 @@ def slow(order: list[str]) -> Tool:
     expect=Expect(turns=2, scores={"includes": "C"}, tools=["add"]),
 )
 def use_tools_and_generate_loop() -> Task:
-    return Task(dataset=ask(), solver=[use_tools(add()), generate()], scorer=includes())
+    return using(add())
 
 
 @case(
@@ -139,7 +145,7 @@ def use_tools_and_generate_loop() -> Task:
     ),
 )
 def tool_with_structured_parameters() -> Task:
-    return Task(dataset=ask(), solver=[use_tools(shop()), generate()], scorer=includes())
+    return using(shop())
 
 
 @case(
@@ -155,24 +161,10 @@ def renamed_tools_and_tool_definitions() -> Task:
         """Plus."""
         return first + y
 
-    return Task(
-        dataset=ask(),
-        solver=[
-            use_tools(
-                ToolDef(
-                    total,
-                    name="sum_up",
-                    description="Sum it all up.",
-                    parameters={"numbers": "The numbers."},
-                ).as_tool(),
-                ToolDef(
-                    plus, name="plus", parameters={"first": "The first.", "y": "The second."}
-                ).as_tool(),
-            ),
-            generate(),
-        ],
-        scorer=includes(),
-    )
+    described = {"numbers": "The numbers."}
+    summing = ToolDef(total, name="sum_up", description="Sum it all up.", parameters=described)
+    adding = ToolDef(plus, name="plus", parameters={"first": "The first.", "y": "The second."})
+    return using(summing.as_tool(), adding.as_tool())
 
 
 @case(
@@ -181,7 +173,7 @@ def renamed_tools_and_tool_definitions() -> Task:
 )
 def tool_with_another_description() -> Task:
     described = tool_with(add(), description="Adds, carefully.", parameters={"x": "one"})
-    return Task(dataset=ask(), solver=[use_tools(described), generate()], scorer=includes())
+    return using(described)
 
 
 @case(
@@ -202,7 +194,7 @@ def tool_with_another_description() -> Task:
     ),
 )
 def parallel_tool_calls() -> Task:
-    return Task(dataset=ask(), solver=[use_tools(slow([]), add()), generate()], scorer=includes())
+    return using(slow([]), add())
 
 
 @tool(parallel=False)
@@ -226,49 +218,25 @@ def one_at_a_time() -> Tool:
     expect=Expect(turns=2, scores={"includes": "C"}, store={"log": ["a", "b", "c"]}),
 )
 def calls_of_a_serial_tool() -> Task:
-    return Task(dataset=ask(), solver=[use_tools(one_at_a_time()), generate()], scorer=includes())
+    return using(one_at_a_time())
 
 
-@case(
-    script=[say("", call("broken", text="this")), "5"],
-    expect=Expect(turns=2, scores={"includes": "C"}, says=["cannot do this"]),
-)
-def tool_that_raises_a_tool_error() -> Task:
-    return Task(dataset=ask(), solver=[use_tools(broken("tool")), generate()], scorer=includes())
+def using_broken(kind: str) -> Callable[[], Task]:
+    return lambda: using(broken(kind))
 
 
-@case(
-    script=[say("", call("broken", text="one")), "5"],
-    expect=Expect(turns=2, scores={"includes": "C"}, says=["timeout"]),
-)
-def tool_that_times_out() -> Task:
-    return Task(dataset=ask(), solver=[use_tools(broken("timeout")), generate()], scorer=includes())
-
-
-@case(
-    script=[say("", call("broken", text="x.txt")), "5"],
-    expect=Expect(turns=2, scores={"includes": "C"}, says=["file_not_found"]),
-)
-def tool_that_misses_a_file() -> Task:
-    return Task(dataset=ask(), solver=[use_tools(broken("file")), generate()], scorer=includes())
-
-
-@case(
-    script=[say("", call("broken", text="x.txt")), "5"],
-    expect=Expect(turns=2, scores={"includes": "C"}, says=["permission"]),
-)
-def tool_without_permission() -> Task:
-    return Task(
-        dataset=ask(), solver=[use_tools(broken("permission")), generate()], scorer=includes()
-    )
-
-
-@case(
-    script=[say("", call("broken", text="x.txt")), "5"],
-    expect=Expect(turns=2, scores={"includes": "C"}, says=["unicode_decode"]),
-)
-def tool_that_reads_binary() -> Task:
-    return Task(dataset=ask(), solver=[use_tools(broken("unicode")), generate()], scorer=includes())
+for kind, said in {
+    "tool": "cannot do x.txt",
+    "timeout": "timeout",
+    "file": "file_not_found",
+    "permission": "permission",
+    "unicode": "unicode_decode",
+}.items():
+    case(
+        id=f"tool-that-raises-a-{kind}-error",
+        script=[say("", call("broken", text="x.txt")), "5"],
+        expect=Expect(turns=2, scores={"includes": "C"}, says=[said]),
+    )(using_broken(kind))
 
 
 @case(
@@ -276,7 +244,7 @@ def tool_that_reads_binary() -> Task:
     expect=Expect(turns=1, error="RuntimeError"),
 )
 def tool_with_a_bug() -> Task:
-    return Task(dataset=ask(), solver=[use_tools(broken("bug")), generate()], scorer=includes())
+    return using(broken("bug"))
 
 
 @case(
@@ -284,7 +252,7 @@ def tool_with_a_bug() -> Task:
     expect=Expect(turns=3, scores={"includes": "C"}, says=["parsing", "x"]),
 )
 def malformed_tool_arguments() -> Task:
-    return Task(dataset=ask(), solver=[use_tools(add()), generate()], scorer=includes())
+    return using(add())
 
 
 @case(
@@ -298,7 +266,7 @@ def malformed_tool_arguments() -> Task:
     tokens="the message of a call that does not parse is the renderer's own",
 )
 def tool_arguments_that_are_not_json() -> Task:
-    return Task(dataset=ask(), solver=[use_tools(add()), generate()], scorer=includes())
+    return using(add())
 
 
 @case(
@@ -306,7 +274,7 @@ def tool_arguments_that_are_not_json() -> Task:
     expect=Expect(turns=2, scores={"includes": "C"}, says=["multiply not found"]),
 )
 def unknown_tool() -> Task:
-    return Task(dataset=ask(), solver=[use_tools(add()), generate()], scorer=includes())
+    return using(add())
 
 
 @case(
@@ -314,7 +282,7 @@ def unknown_tool() -> Task:
     expect=Expect(turns=2, scores={"includes": "C"}),
 )
 def tool_arguments_of_nearly_the_right_type() -> Task:
-    return Task(dataset=ask(), solver=[use_tools(add()), generate()], scorer=includes())
+    return using(add())
 
 
 @make_tool
@@ -328,7 +296,7 @@ async def lengthy() -> str:
     expect=Expect(turns=2, scores={"includes": "C"}, says=["truncated"]),
 )
 def tool_output_that_is_cut() -> Task:
-    return Task(dataset=ask(), solver=[use_tools(lengthy()), generate()], scorer=includes())
+    return using(lengthy())
 
 
 @case(
@@ -387,9 +355,7 @@ def tools_that_change_between_calls() -> Task:
     expect=Expect(turns=3, scores={"includes": "C"}, tools=["think", "update_plan"]),
 )
 def think_and_plan_tools() -> Task:
-    return Task(
-        dataset=ask(), solver=[use_tools(think(), update_plan()), generate()], scorer=includes()
-    )
+    return using(think(), update_plan())
 
 
 @case(
@@ -407,11 +373,7 @@ def think_and_plan_tools() -> Task:
 )
 def mcp_stdio_server() -> Task:
     server = mcp_server_stdio(name="corpus", command=sys.executable, args=[str(MCP_SERVER)])
-    return Task(
-        dataset=ask(),
-        solver=[use_tools(mcp_tools(server)), generate()],
-        scorer=includes(),
-    )
+    return using(mcp_tools(server))
 
 
 @case(
@@ -440,7 +402,7 @@ def mcp_server_that_dies() -> Task:
 )
 def memory_of_the_episode() -> Task:
     tool = memory(initial_data={"/memories/hint": "add them"})
-    return Task(dataset=ask(), solver=[use_tools(tool), generate()], scorer=includes())
+    return using(tool)
 
 
 @case(
@@ -448,4 +410,4 @@ def memory_of_the_episode() -> Task:
     expect=Expect(turns=2, scores={"includes": "C"}),
 )
 def tool_call_id_of_the_model() -> Task:
-    return Task(dataset=ask(), solver=[use_tools(add()), generate()], scorer=includes())
+    return using(add())
