@@ -30,7 +30,7 @@ from inspect_tinker_plugin.rl.group import in_branch_order
 from inspect_tinker_plugin.testing import say
 from inspect_tinker_plugin.testing.policy import reply_tokens
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer, EpisodeTokens
-from inspect_tinker_plugin.tokens.prompts import PromptCache
+from inspect_tinker_plugin.tokens.prompts import PromptCache, flatten
 
 BASH = ToolInfo(
     name="bash",
@@ -153,6 +153,12 @@ class Rollout:
             Transition(ob=prompt, ac=action, reward=0.0, episode_done=False, metrics={})
         )
         return self.tokens.parse(sampled, stop_reason=stop_reason, request=asked)
+
+    def continues(self, later: int, earlier: int) -> bool:
+        """Whether a turn's prompt begins with all of an earlier turn, to the token."""
+        turn = self.transitions[earlier]
+        start = [*flatten(turn.ob.chunks), *turn.ac.tokens]
+        return flatten(self.transitions[later].ob.chunks)[: len(start)] == start
 
     def data(self) -> list[tinker.Datum]:
         """Return what the trainer makes of the episode, ordered as its group would."""

@@ -21,7 +21,6 @@ from tests.tokens.formats import renderer
 
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer
-from inspect_tinker_plugin.tokens.prompts import flatten
 
 CONTEXTS: dict[str, DatasetRenderer] = {}
 
@@ -39,6 +38,15 @@ async def play(
     outcome = await play_out(task, answering(rollout, says))
     assert outcome.error is None, outcome.error.__cause__
     return rollout
+
+
+def conversing(dialect: str, turns: int, **options: Any) -> Callable[[], Awaitable[None]]:
+    async def run() -> None:
+        program = DIALECTS[dialect](**options)
+        program.user("Do it.")
+        await converse(program, turns)
+
+    return run
 
 
 def answering(
@@ -188,11 +196,7 @@ def assert_exact(rollout: Rollout) -> None:
     ],
 )
 async def test_an_episode_of_every_reply_is_one_datum(dialect: str, habit: str) -> None:
-    async def run() -> None:
-        program = DIALECTS[dialect](keeps=HABITS[habit])
-        program.user("Do it.")
-        await converse(program, len(CORPUS))
-
+    run = conversing(dialect, len(CORPUS), keeps=HABITS[habit])
     rollout = await play(run, script(list(CORPUS.values())))
     metrics = rollout.tokens.metrics
     assert len(rollout.data()) == metrics["tokens/segments"] == 1
@@ -204,13 +208,8 @@ async def test_an_episode_of_every_reply_is_one_datum(dialect: str, habit: str) 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_a_library_in_the_solvers_process_is_continued(dialect: str) -> None:
-    async def run() -> None:
-        program = DIALECTS[dialect](in_sandbox=False)
-        program.user("Do it.")
-        await converse(program, 4)
-
     replies = [LS, f"I look.\n\n{LS}", "<think>\nHm.\n</think>\n\nSo.", "Done."]
-    rollout = await play(run, script(replies))
+    rollout = await play(conversing(dialect, 4, in_sandbox=False), script(replies))
     assert len(rollout.data()) == 1
     assert_exact(rollout)
 
@@ -218,13 +217,8 @@ async def test_a_library_in_the_solvers_process_is_continued(dialect: str) -> No
 @pytest.mark.nightly
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_each_reply_alone_is_continued(dialect: str) -> None:
-    async def run() -> None:
-        program = DIALECTS[dialect]()
-        program.user("Do it.")
-        await converse(program, 3)
-
     for name, reply in CORPUS.items():
-        rollout = await play(run, script([reply, LS, "Done."]))
+        rollout = await play(conversing(dialect, 3), script([reply, LS, "Done."]))
         assert len(rollout.data()) == 1, name
         assert_exact(rollout)
 
@@ -258,13 +252,6 @@ EDITS: dict[str, Callable[[list[Item]], list[Item]]] = {
 }
 
 
-def begins_with(rollout: Rollout, later: int, earlier: int) -> bool:
-    """Whether a prompt holds all of an earlier turn."""
-    turn = rollout.transitions[earlier]
-    start = [*flatten(turn.ob.chunks), *turn.ac.tokens]
-    return flatten(rollout.transitions[later].ob.chunks)[: len(start)] == start
-
-
 async def edited(
     dialect: str,
     replies: Sequence[str],
@@ -285,8 +272,8 @@ async def edited(
 async def test_an_edited_history_is_never_continued(dialect: str, edit: str) -> None:
     rollout = await edited(dialect, REPLIES, EDITS[edit])
     after = len(REPLIES)
-    assert not begins_with(rollout, after, after - 1)
-    assert begins_with(rollout, after + 1, after)
+    assert not rollout.continues(after, after - 1)
+    assert rollout.continues(after + 1, after)
     assert len(rollout.data()) == 2
     metrics = rollout.tokens.metrics
     assert metrics["tokens/segments"] == 2
@@ -398,7 +385,7 @@ async def test_subtle_edits_of_calls_and_results_are_never_continued(
 
     says = [f"{LS}\n{LS}", f"{LS}\n{LS}", "Done.", "After the edit."]
     rollout = await play(run, script(says))
-    assert not begins_with(rollout, 3, 2)
+    assert not rollout.continues(3, 2)
     assert rollout.tokens.metrics["tokens/rerendered"] == 1
     assert_exact(rollout)
 
@@ -429,7 +416,7 @@ async def test_texts_that_only_look_equal_are_never_continued(dialect: str, form
     text, change = FORMS[form]
     assert change(text) != text
     rollout = await edited(dialect, [text], lambda items: with_texts(items, change))
-    assert not begins_with(rollout, 1, 0)
+    assert not rollout.continues(1, 0)
     assert_exact(rollout)
 
 
@@ -450,9 +437,9 @@ async def test_equal_replies_in_two_branches_are_not_confused(dialect: str) -> N
         await other.call()
 
     rollout = await play(run, lambda request: "The same words.")
-    assert begins_with(rollout, 4, 1)
-    assert not begins_with(rollout, 4, 3)
-    assert not begins_with(rollout, 5, 3)
+    assert rollout.continues(4, 1)
+    assert not rollout.continues(4, 3)
+    assert not rollout.continues(5, 3)
     assert_exact(rollout)
 
 
@@ -497,7 +484,7 @@ async def test_arguments_that_only_look_equal_are_never_continued(
         return items
 
     rollout = await edited(dialect, [call(said)], edit)
-    assert begins_with(rollout, 1, 0) is ((said, sent) in SAME)
+    assert rollout.continues(1, 0) is ((said, sent) in SAME)
     assert_exact(rollout)
 
 
@@ -505,7 +492,7 @@ async def test_arguments_that_only_look_equal_are_never_continued(
 async def test_edited_reasoning_is_never_continued(dialect: str) -> None:
     thought = "<think>\nA thought.\n</think>\n\nText."
     rollout = await edited(dialect, [thought], replaced("A thought.", "Another."))
-    assert not begins_with(rollout, 1, 0)
+    assert not rollout.continues(1, 0)
 
 
 def without_thought(items: list[Item]) -> list[Item]:
@@ -528,15 +515,15 @@ async def test_reasoning_may_be_lost_where_the_api_has_no_place_for_it(
     dialect: str, continues: bool
 ) -> None:
     rollout = await edited(dialect, ["<think>\nHm.\n</think>\n\nText."], without_thought)
-    assert begins_with(rollout, 1, 0) is continues
+    assert rollout.continues(1, 0) is continues
 
 
 async def test_tags_that_are_text_are_not_lost_with_reasoning() -> None:
     text = "Write <think>your thoughts</think> first."
     rollout = await edited("chat", [text], without_thought, "qwen3_instruct")
-    assert not begins_with(rollout, 1, 0)
+    assert not rollout.continues(1, 0)
     rollout = await edited("chat", [text], lambda items: items, "qwen3_instruct")
-    assert begins_with(rollout, 1, 0)
+    assert rollout.continues(1, 0)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -572,15 +559,9 @@ async def test_a_compaction_adds_one_datum(dialect: str) -> None:
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_a_summary_for_the_bridge_is_made_of_what_was_sampled(dialect: str) -> None:
     """Anthropic's API has no empty text, and the policy did not say "(no content)"."""
-
-    async def run() -> None:
-        program = DIALECTS[dialect]()
-        program.user("Do it.")
-        await converse(program, 2)
-
     says = script([call({"cmd": "word " * 300}), "So far: words.", "Done."])
     summary = CompactionSummary(threshold=400, memory=False)
-    rollout = await play(run, says, compaction=summary)
+    rollout = await play(conversing(dialect, 2), says, compaction=summary)
     asked = str(rollout.context.tokenizer.decode(rollout.transitions[1].ob.to_ints()))
     assert "word word" in asked
     assert "(no content)" not in asked

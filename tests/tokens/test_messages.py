@@ -171,33 +171,6 @@ def test_tool_arguments_are_json_not_python() -> None:
     }
 
 
-def test_a_tool_error_is_told_to_the_model_as_inspect_does() -> None:
-    message = renderer_message(
-        ChatMessageTool(
-            content="partial", function="bash", error=ToolCallError("timeout", "Timed out.")
-        ),
-        images=False,
-    )
-    assert message == {"role": "tool", "content": "Error: Timed out.", "name": "bash"}
-
-
-def test_a_tool_result_keeps_name_and_call_id() -> None:
-    message = renderer_message(
-        ChatMessageTool(
-            content=[ContentText(text="one"), ContentText(text="two")],
-            function="bash",
-            tool_call_id="c1",
-        ),
-        images=False,
-    )
-    assert message == {
-        "role": "tool",
-        "content": "one\ntwo",
-        "tool_call_id": "c1",
-        "name": "bash",
-    }
-
-
 def test_half_surrogate_pairs_are_spelt_out() -> None:
     """A tool may return one, and a tokenizer takes none."""
     text = "a\ud83db 😀"
@@ -215,26 +188,40 @@ def test_half_surrogate_pairs_are_spelt_out() -> None:
     assert prompt_text("qwen3_instruct", messages).count("a\\ud83db") == len(messages)
 
 
-def test_reasoning_becomes_thinking() -> None:
-    message = renderer_message(
-        ChatMessageAssistant(content=[ContentReasoning(reasoning="hm"), ContentText(text="Yes.")]),
-        images=False,
-    )
-    assert message["content"] == [
-        {"type": "thinking", "thinking": "hm"},
-        {"type": "text", "text": "Yes."},
-    ]
+HIDDEN = ContentReasoning(reasoning="c2VjcmV0", redacted=True)
+YES = ContentText(text="Yes.")
+MESSAGES: dict[str, tuple[ChatMessage, dict[str, Any]]] = {
+    "a tool's error, told as Inspect does": (
+        ChatMessageTool(
+            content="partial", function="bash", error=ToolCallError("timeout", "Timed out.")
+        ),
+        {"role": "tool", "content": "Error: Timed out.", "name": "bash"},
+    ),
+    "a tool's result, with name and call id": (
+        ChatMessageTool(
+            content=[ContentText(text="one"), ContentText(text="two")],
+            function="bash",
+            tool_call_id="c1",
+        ),
+        {"role": "tool", "content": "one\ntwo", "tool_call_id": "c1", "name": "bash"},
+    ),
+    "reasoning": (
+        ChatMessageAssistant(content=[ContentReasoning(reasoning="hm"), YES]),
+        {"content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "Yes."}]},
+    ),
+    "redacted reasoning": (ChatMessageAssistant(content=[HIDDEN, YES]), {"content": "Yes."}),
+    "its summary": (
+        ChatMessageAssistant(content=[HIDDEN.model_copy(update={"summary": "Sum."}), YES]),
+        {"content": [{"type": "thinking", "thinking": "Sum."}, {"type": "text", "text": "Yes."}]},
+    ),
+}
 
 
-def test_redacted_reasoning_is_replaced_by_its_summary_or_left_out() -> None:
-    hidden = ContentReasoning(reasoning="c2VjcmV0", redacted=True)
-    message = ChatMessageAssistant(content=[hidden, ContentText(text="Yes.")])
-    assert renderer_message(message, images=False)["content"] == "Yes."
-    hidden.summary = "It adds."
-    assert renderer_message(message, images=False)["content"][0] == {
-        "type": "thinking",
-        "thinking": "It adds.",
-    }
+@pytest.mark.parametrize("name", MESSAGES)
+def test_a_message_reaches_the_renderer_complete(name: str) -> None:
+    message, expected = MESSAGES[name]
+    converted = renderer_message(message, images=False)
+    assert converted == {"role": message.role, **expected}
 
 
 @pytest.mark.parametrize("form", ["data", "path", "file-url"])

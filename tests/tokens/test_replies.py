@@ -15,8 +15,8 @@ from inspect_ai.model import (
     ModelOutput,
     execute_tools,
 )
-from inspect_ai.tool import ToolCall, ToolInfo
-from tests.tokens.conversations import BASH, Rollout, bash, opening
+from inspect_ai.tool import ToolCall, ToolCallError, ToolInfo
+from tests.tokens.conversations import BASH, Rollout, bash, opening, tool_results
 from tests.tokens.formats import renderer, tokenizer
 from tinker_cookbook.renderers import get_renderer
 
@@ -31,6 +31,8 @@ CALLING = {
     "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
 }
 """A call in the format of each renderer."""
+
+LS = CALLING["qwen3_instruct"].replace("VALUE", '"ls"')
 
 KIMI = [f"<|tool_call{name}|>" for name in ("_begin", "_argument_begin", "_end")]
 KIMI += [f"<|tool_calls_section_{end}|>" for end in ("begin", "end")]
@@ -55,6 +57,13 @@ async def answered(output: ModelOutput) -> ChatMessageTool:
     (message,) = result.messages
     assert isinstance(message, ChatMessageTool)
     return message
+
+
+async def complaint(output: ModelOutput) -> ToolCallError:
+    """Return the error that Inspect tells the model about its call."""
+    message = await answered(output)
+    assert message.error is not None
+    return message.error
 
 
 @pytest.mark.parametrize(
@@ -83,8 +92,7 @@ def test_a_call_has_name_arguments_and_an_id() -> None:
 
 
 def test_several_calls_have_ids_of_their_own() -> None:
-    one = '<tool_call>\n{"name": "bash", "arguments": {"cmd": "ls"}}\n</tool_call>'
-    calls = sampled(f"{one}\n{one}").message.tool_calls or []
+    calls = sampled(f"{LS}\n{LS}").message.tool_calls or []
     assert len({call.id for call in calls}) == 2
 
 
@@ -93,10 +101,9 @@ async def test_arguments_that_are_no_json_are_answered_as_in_an_eval() -> None:
     call = only_call(output)
     assert (call.function, call.arguments) == ("bash", {})
     assert output.stop_reason == "tool_calls"
-    message = await answered(output)
-    assert message.error is not None
-    assert message.error.type == "parsing"
-    assert message.error.message.startswith(
+    error = await complaint(output)
+    assert error.type == "parsing"
+    assert error.message.startswith(
         'Error parsing the following tool call arguments:\n\n{"cmd": "ls}\n\nError details: '
     )
 
@@ -118,9 +125,7 @@ async def test_a_call_that_does_not_parse_has_a_parse_error(text: str, function:
     assert call.function == function
     assert call.parse_error
     assert output.message.content == "I try."
-    message = await answered(output)
-    assert message.error is not None
-    assert message.error.type == "parsing"
+    assert (await complaint(output)).type == "parsing"
 
 
 @pytest.mark.parametrize(
@@ -157,9 +162,8 @@ async def test_arguments_that_fit_are_taken_as_inspect_takes_them(arguments: str
 async def test_a_call_without_arguments_leaves_the_complaint_to_inspect() -> None:
     output = sampled('<tool_call>\n{"name": "bash"}\n</tool_call>')
     assert only_call(output).parse_error is None
-    message = await answered(output)
-    assert message.error is not None
-    assert "validation errors parsing tool input arguments" in message.error.message
+    error = await complaint(output)
+    assert "validation errors parsing tool input arguments" in error.message
 
 
 @pytest.mark.parametrize("name", CALLING)
@@ -179,8 +183,7 @@ async def test_what_pythons_json_reader_gives_up_on_is_a_call_unparsed(
         assert call.arguments == {"cmd": value}
         return
     assert call.function in ("bash", "unknown")
-    answer = await answered(output)
-    assert answer.error is not None
+    await complaint(output)
 
 
 @pytest.mark.parametrize(
@@ -251,11 +254,7 @@ def test_a_reply_of_gpt_oss_without_text_or_reasoning_is_empty(calls: int, blank
     output = rollout.turn(messages, said)
     assert output.message.text.strip() == ""
     assert len(output.message.tool_calls or []) == calls
-    results = [
-        ChatMessageTool(content="b", tool_call_id=each.id, function="bash")
-        for each in output.message.tool_calls or []
-    ]
-    rollout.turn([*messages, output.message, *results], "Done.")
+    rollout.turn([*messages, output.message, *tool_results(output, "b")], "Done.")
     shown = str(gpt_oss.tokenizer.decode(rollout.transitions[1].ob.to_ints()))
     assert shown.count("<|channel|>final") == 1 - calls
     assert "<|message|><|channel|>" not in shown
@@ -279,9 +278,7 @@ def test_half_surrogate_pairs_can_be_rendered_again(name: str) -> None:
         '<tool_call>{"name": "bash", "arguments": {"cmd": "a\\ud83db", "\\ud83d": 1}}</tool_call>'
     )
     output = rollout.turn(messages, said)
-    result = ChatMessageTool(content="b", tool_call_id=only_call(output).id, function="bash")
-    messages += [output.message, result]
-    rollout.turn(messages, "Done.")
+    rollout.turn([*messages, output.message, *tool_results(output, "b")], "Done.")
     shown = tokenizer().decode(rollout.transitions[1].ob.to_ints())
     assert "a\\ud83db" in shown.replace("\\\\", "\\")
 
@@ -290,18 +287,13 @@ def test_half_surrogate_pairs_can_be_rendered_again(name: str) -> None:
 @pytest.mark.parametrize("calls", [1, 2])
 def test_a_call_that_is_rendered_again_gains_no_line_break(name: str, calls: int) -> None:
     context = DatasetRenderer(renderer(name))
-    call = '<tool_call>\n{"name": "bash", "arguments": {"cmd": "ls"}}\n</tool_call>'
-    said = "\n".join(["I look.", *[call] * calls])
+    said = "\n".join(["I look.", *[LS] * calls])
     shown = []
     for _ in range(2):
         rollout = Rollout(context, tools=[BASH])
         messages: list[ChatMessage] = opening()
         output = rollout.turn(messages, said)
-        results = [
-            ChatMessageTool(content="b", tool_call_id=each.id, function="bash")
-            for each in output.message.tool_calls or []
-        ]
-        rollout.turn([*messages, output.message, *results], "Done.")
+        rollout.turn([*messages, output.message, *tool_results(output, "b")], "Done.")
         prompt = str(tokenizer().decode(rollout.transitions[1].ob.to_ints()))
         shown.append(prompt.partition("I look.")[2].partition("<|im_end|>")[0])
         said = "I look." + shown[-1]
@@ -332,8 +324,7 @@ def test_reasoning_is_apart_from_the_answer(name: str) -> None:
 
 
 def test_reasoning_and_a_call_leave_no_empty_text() -> None:
-    call = '<tool_call>\n{"name": "bash", "arguments": {"cmd": "ls"}}\n</tool_call>'
-    output = sampled(f"<think>\nHm.\n</think>\n\n{call}", name="qwen3")
+    output = sampled(f"<think>\nHm.\n</think>\n\n{LS}", name="qwen3")
     assert not isinstance(output.message.content, str)
     (reasoning,) = output.message.content
     assert isinstance(reasoning, ContentReasoning)

@@ -126,6 +126,5 @@ async def test_branches_of_a_fork_each_continue_their_own_prompt() -> None:
 
     rollout, _ = await play(forked(), ["One.", "Two.", "Three.", "Four."])
     assert rollout.tokens.metrics["tokens/resampled"] == 0
-    starts = [[*turn.ob.to_ints(), *turn.ac.tokens] for turn in rollout.transitions[:2]]
-    for start, turn in zip(starts, rollout.transitions[2:], strict=True):
-        assert turn.ob.to_ints()[: len(start)] == start
+    assert rollout.continues(2, 0)
+    assert rollout.continues(3, 1)
