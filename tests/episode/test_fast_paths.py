@@ -18,17 +18,13 @@ from inspect_ai.agent import agent_bridge, as_solver, react
 from inspect_ai.dataset import Sample
 from inspect_ai.event import Event, ModelEvent, ToolEvent
 from inspect_ai.log import transcript
-from inspect_ai.model import (
-    ModelOutput,
-    get_model,
-)
+from inspect_ai.model import ModelOutput, get_model
 from inspect_ai.scorer import Score, Target, match, mean
 from inspect_ai.solver import Generate, TaskState, generate, use_tools
 from openai import AsyncOpenAI
 from tests.functions import make_scorer, make_solver
-from tests.rl.policies import Words, renderer, tool_call
+from tests.rl.policies import Words, renderer, roll_out_task, tool_call
 from tests.tools.runs import add
-from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import EnvGroupBuilder
 
 from inspect_tinker_plugin import freeze_memory
@@ -308,8 +304,7 @@ async def test_an_ended_episode_leaves_the_collector_nothing(ends: str) -> None:
     async def roll() -> None:
         task = Task([Sample(id=1, input="?")], solver=solver, scorer=what_happened())
         task.scorer, task.message_limit = None, limit
-        [builder] = as_rl_dataset(task, renderer(), reward=pays_one, group_size=4).get_batch(0)
-        await do_group_rollout(builder, words)
+        await roll_out_task(task, words, reward=pays_one, group_size=4)
 
     await roll()
     gc.collect()
@@ -352,8 +347,7 @@ async def test_descriptions_of_tools_do_not_pile_up(monkeypatch: pytest.MonkeyPa
     agent = as_solver(react(tools=[add()]))
     task = Task(dataset=[Sample(id=1, input="?")], solver=agent, message_limit=8)
     for _ in range(12):
-        [builder] = as_rl_dataset(task, renderer(), reward=pays_one).get_batch(0)
-        done = await do_group_rollout(builder, Words(["so"]))
+        done = await roll_out_task(task, ["so"], reward=pays_one)
         assert len(done.trajectories_G[0].transitions) > 1
         assert len(module._tool_info_cache) < 40
 

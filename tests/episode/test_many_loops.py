@@ -16,7 +16,7 @@ from inspect_ai.scorer import includes
 from inspect_ai.solver import Generate, TaskState
 from inspect_ai.util import sandbox, subprocess
 from tests.functions import make_solver
-from tests.rl.policies import Words, renderer
+from tests.rl.policies import Words, renderer, roll_out_task
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin.processes.loops import Places
@@ -127,6 +127,5 @@ async def test_as_many_subprocesses_run_at_once_as_the_option_says(tmp_path: Pat
         scorer=includes(),
         sandbox="local",
     )
-    dataset = as_rl_dataset(task, renderer(), group_size=guests, max_subprocesses=guests)
-    group = await do_group_rollout(dataset.get_batch(0)[0], Words(["plum"]))
+    group = await roll_out_task(task, ["plum"], group_size=guests, max_subprocesses=guests)
     assert group.get_total_rewards() == [1.0] * guests

@@ -139,10 +139,9 @@ def preparing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def boxed(options: EpisodeOptions | None = None, **sample: Any) -> EpisodeRunner:
     samples = [Sample(id=1, input="?", target="!", **sample)]
-    return EpisodeRunner(
-        Task(dataset=samples, solver=generate(), scorer=match(), sandbox=sandbox_folder.PROVIDER),
-        options=options,
-    )
+    box = sandbox_folder.PROVIDER
+    task = Task(dataset=samples, solver=generate(), scorer=match(), sandbox=box)
+    return EpisodeRunner(task, options=options)
 
 
 async def test_a_cancelled_first_comer_does_not_end_the_set_up_for_others(
@@ -157,7 +156,7 @@ async def test_a_cancelled_first_comer_does_not_end_the_set_up_for_others(
         await starting[1]
     await second.close()
     assert preparing == ["startup"]
-    assert isinstance(await asyncio.gather(starting[0], return_exceptions=True), list)
+    await asyncio.gather(starting[0], return_exceptions=True)
 
 
 @pytest.mark.parametrize("steps", [1, 3, 5])
@@ -280,11 +279,16 @@ def runs(mark: str) -> bool:
 
 
 async def ended(*marks: str) -> None:
-    for _ in range(1500):
-        if not any(runs(mark) for mark in marks):
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("a process is left")
+    await until(lambda: not any(map(runs, marks)))
+
+
+async def run(**task: Any) -> EpisodeResult:
+    """Run an episode that does not ask the policy."""
+    sample = Sample(id=1, input="?", target="!")
+    async with asyncio.timeout(120):
+        result = await EpisodeRunner(Task(dataset=[sample], **task)).episode(sample).start()
+    assert isinstance(result, EpisodeResult)
+    return result
 
 
 @make_solver
@@ -301,11 +305,7 @@ async def starts_processes(state: TaskState, generate: Generate, seen: dict[str,
 
 async def test_a_local_command_ends_in_time_and_its_children_with_the_episode() -> None:
     seen: dict[str, Any] = {}
-    sample = Sample(id=1, input="?", target="!")
-    task = Task(dataset=[sample], solver=starts_processes(seen), sandbox="local")
-    async with asyncio.timeout(60):
-        result = await EpisodeRunner(task).episode(sample).start()
-    assert isinstance(result, EpisodeResult)
+    result = await run(solver=starts_processes(seen), sandbox="local")
     assert result.error is None
     assert seen["cut off"] is False, "what is cut off ends with its children"
     await ended("61391", "61392", "61393")
@@ -352,22 +352,14 @@ async def test_no_command_outlives_its_episode(provider: str, how: str, tmp_path
     }
     mark = str(10**6 + uuid.uuid4().int % 10**9)
     made: list[asyncio.Task[Any]] = []
-    task = Task(
-        dataset=[Sample(id=1, input="?", target="!")],
-        solver=leaves_commands(how, mark, made),
-        sandbox=sandboxes[provider],
-    )
     before = asyncio.all_tasks()
-    async with asyncio.timeout(120):
-        result = await EpisodeRunner(task).episode(Sample(id=1, input="?", target="!")).start()
-    assert isinstance(result, EpisodeResult)
+    result = await run(solver=leaves_commands(how, mark, made), sandbox=sandboxes[provider])
     assert result.error is None
     assert [command.done() for command in made] == [True, True]
     for command in made:
         command.cancelled() or command.exception()
     assert {each for each in asyncio.all_tasks() - before if "sleep" in repr(each)} == set()
-    async with asyncio.timeout(60):  # a process that was killed is there for a moment
-        await ended(mark)
+    await ended(mark)  # a process that was killed is there for a moment
 
 
 @make_solver
@@ -400,13 +392,9 @@ async def test_what_survives_a_command_does_not_hold_its_place(
     monkeypatch.setattr(Counted, "exec", execute)
     monkeypatch.setattr(Counted, "sample_cleanup", end_them)
     made: list[asyncio.Task[Any]] = []
-    sample = Sample(id=1, input="?", target="!")
-    task = Task(dataset=[sample], solver=leaves_orphans(mark, made), sandbox=provider)
-    async with asyncio.timeout(120):
-        result = await EpisodeRunner(task).episode(sample).start()
-        await end_them()
-        await ended(mark)
-    assert isinstance(result, EpisodeResult)
+    result = await run(solver=leaves_orphans(mark, made), sandbox=provider)
+    await end_them()
+    await ended(mark)
     assert result.error is None
     assert [command.done() for command in made] == [True] * len(made)
     for command in made:
@@ -436,12 +424,7 @@ def runs_command(*command: str) -> Scorer:
 
 
 async def ended_by(scoring: Scorer) -> EpisodeResult:
-    sample = Sample(id=1, input="?", target="!")
-    task = Task(dataset=[sample], solver=[], scorer=scoring, sandbox=sandbox_folder.PROVIDER)
-    async with asyncio.timeout(60):
-        result = await EpisodeRunner(task).episode(sample).start()
-    assert isinstance(result, EpisodeResult)
-    return result
+    return await run(solver=[], scorer=scoring, sandbox=sandbox_folder.PROVIDER)
 
 
 async def test_who_has_given_a_command_up_is_not_cancelled_for_it(
@@ -489,12 +472,8 @@ async def test_no_command_begins_after_its_episode(
     monkeypatch.setattr("inspect_tinker_plugin.episode.boundaries.CANCEL_GRACE", 1.0)
     mark = str(10**6 + uuid.uuid4().int % 10**9)
     made: list[asyncio.Task[Any]] = []
-    sample = Sample(id=1, input="?", target="!")
-    task = Task(dataset=[sample], solver=goes_on(how, mark, made), sandbox="local")
-    async with asyncio.timeout(60):
-        result = await EpisodeRunner(task).episode(sample).start()
-        await asyncio.wait(made)
-    assert isinstance(result, EpisodeResult)
+    result = await run(solver=goes_on(how, mark, made), sandbox="local")
+    await asyncio.wait(made, timeout=60)
     assert result.error is None
     assert isinstance(made[0].exception(), SandboxError)
     assert not runs(mark)

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
-from inspect_ai.model import ChatMessage, ChatMessageAssistant, ChatMessageUser, get_model
+from inspect_ai.model import (
+    ChatMessage,
+    ChatMessageAssistant,
+    ChatMessageUser,
+    ModelOutput,
+    get_model,
+)
 from inspect_ai.scorer import includes, model_graded_qa
 from inspect_ai.solver import (
     Generate,
@@ -168,17 +174,11 @@ def test_thoughts_are_kept_and_encrypted_ones_are_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "reason"),
-    [
-        ([say("3", stop_reason="max_tokens")], "none of the model's replies is whole"),
-        ([say("", stop_reason="unknown")], "none of the model's replies is whole"),
-    ],
+    "reply", [say("3", stop_reason="max_tokens"), say("", stop_reason="unknown")]
 )
-def test_a_sample_without_words_to_train_on_says_so(
-    script: Script, reason: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ExportError, match=reason):
-        talks(one(), script, tmp_path)
+def test_a_sample_without_words_to_train_on_says_so(reply: ModelOutput, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="none of the model's replies is whole"):
+        talks(one(), [reply], tmp_path)
 
 
 def test_a_sample_without_calls_says_so(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from inspect_ai.log import (
     read_eval_log_sample_summaries,
     write_eval_log,
 )
+from inspect_ai.model import ModelUsage
 from inspect_ai.scorer import Score, ScoreEdit, Target, accuracy
 from inspect_ai.solver import TaskState
 from tests.export.logged_runs import (
@@ -47,6 +48,7 @@ from inspect_tinker_plugin.export.layouts import PROMPTS
 from inspect_tinker_plugin.export.options import Choice, LogExportOptions
 from inspect_tinker_plugin.logs import assemble_pending, index
 from inspect_tinker_plugin.logs.index import Entry, find_logs, index_logs, reward_of
+from inspect_tinker_plugin.testing.replies import say
 from inspect_tinker_plugin.train.data import split_samples
 
 FOUR = ["0.5 a", "1 b", "0 c", "1 d"]
@@ -219,10 +221,6 @@ def test_samples_that_failed_or_met_a_limit_are_left_out_or_wanted(
 
 
 def test_long_branches_and_those_of_unknown_length_can_be_left_out(tmp_path: Path) -> None:
-    from inspect_ai.model import ModelUsage
-
-    from inspect_tinker_plugin.testing.replies import say
-
     said = iter(
         [
             say("1 short", usage=ModelUsage(input_tokens=5, output_tokens=5)),

@@ -260,7 +260,8 @@ def prepared(trainer: Any, data: Any, tok: Any, args: Any, **further: Any) -> li
     return found
 
 
-def sft_trainer() -> tuple[Any, Any, Any]:
+def imitated(folder: Path) -> tuple[Any, list[dict[str, Any]]]:
+    """What TRL makes of an export to imitate, with the tokenizer."""
     trl = pytest.importorskip("trl")
     tok = qwen()
     trainer = trl.SFTTrainer.__new__(trl.SFTTrainer)  # its model is not needed to read data
@@ -271,14 +272,13 @@ def sft_trainer() -> tuple[Any, Any, Any]:
     args = trl.SFTConfig(
         output_dir="unused", assistant_only_loss=True, report_to=[], use_cpu=True, bf16=False
     )
-    return trainer, tok, args
+    data = datasets.load_dataset(str(folder), split="train")
+    return tok, prepared(trainer, data, tok, args, packing=False, formatting_func=None)
 
 
 def test_trl_imitates_the_words_of_the_model_alone(tooled: Path, tmp_path: Path) -> None:
-    trainer, tok, args = sft_trainer()
     run_export(tooled, tmp_path / "out", Choice(form="rejection"), layout="trl")
-    data = datasets.load_dataset(str(tmp_path / "out"), split="train")
-    rows = prepared(trainer, data, tok, args, packing=False, formatting_func=None)
+    tok, rows = imitated(tmp_path / "out")
     assert labelled(tok, rows[0]) == (
         'I add.<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call><|im_end|>'
         '<tool_call>{"name": "submit", "arguments": {"answer": "3"}}</tool_call><|im_end|>'
@@ -286,10 +286,8 @@ def test_trl_imitates_the_words_of_the_model_alone(tooled: Path, tmp_path: Path)
 
 
 def test_trl_does_not_imitate_examples(plain: Path, tmp_path: Path) -> None:
-    trainer, tok, args = sft_trainer()
     run_export(plain, tmp_path / "out", layout="trl")
-    data = datasets.load_dataset(str(tmp_path / "out"), split="train")
-    rows = prepared(trainer, data, tok, args, packing=False, formatting_func=None)
+    tok, rows = imitated(tmp_path / "out")
     assert labelled(tok, rows[0]) == "1 yes<|im_end|>"
     assert "7<|im_end|>" in tok.decode(rows[0]["input_ids"])
 

@@ -6,20 +6,18 @@ from typing import Any
 
 import pytest
 from inspect_ai import Task
-from tests.rl.policies import Words, renderer
+from tests.rl.policies import roll_out_task
 from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
-from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import TrajectoryGroup
 
 from inspect_tinker_plugin.contracts.errors import EpisodeError
-from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 
 
 async def rolled(task: Task, *lines: str, retries: int = 0, **options: Any) -> TrajectoryGroup:
     """Roll out the first group, with these replies again and again."""
-    [builder] = as_rl_dataset(task, renderer(), **options).get_batch(0)
-    words = Words(lines or ("x",))
-    return await do_group_rollout(builder, words, RetryOnFailure(max_retries=retries))
+    return await roll_out_task(
+        task, lines or ("x",), RetryOnFailure(max_retries=retries), **options
+    )
 
 
 async def failure_of(

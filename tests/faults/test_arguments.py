@@ -15,10 +15,9 @@ from inspect_ai.solver import Generate, TaskState, generate, use_tools
 from inspect_ai.tool import Tool, ToolCall, ToolDef
 from pydantic import BaseModel, Field
 from tests.functions import make_solver
-from tests.rl.policies import Words, renderer, tool_call
-from tinker_cookbook.rl.rollouts import do_group_rollout
+from tests.rl.policies import roll_out_task, tool_call
 
-from inspect_tinker_plugin import Cause, as_rl_dataset
+from inspect_tinker_plugin import Cause
 from inspect_tinker_plugin.testing import call, play_episode, say
 
 
@@ -79,9 +78,8 @@ async def test_arguments_of_the_policy_have_a_price(tool: Any, said: ToolCall) -
 
 
 async def test_the_price_is_a_wrong_answer_in_the_same_words() -> None:
-    dataset = as_rl_dataset(task(shop()), renderer(), reward='format(mean(), pattern="ANSWER")')
-    policy = Words([tool_call("remind", '{"due": "soon"}')])
-    group = await do_group_rollout(dataset.get_batch(0)[0], policy)
+    said = tool_call("remind", '{"due": "soon"}')
+    group = await roll_out_task(task(shop()), [said], reward='format(mean(), pattern="ANSWER")')
     assert group.get_total_rewards() == [-1.0]
     assert group.trajectories_G[0].transitions[-1].metrics["error/arguments"] == 1.0
 

@@ -40,10 +40,9 @@ from inspect_ai.util import (
 from tests.episode import sandbox_folder
 from tests.episode.sandbox_folder import Counted
 from tests.functions import make_scorer, make_solver
-from tests.rl.policies import Words, renderer, tool_call
+from tests.rl.policies import roll_out_task, tool_call
 from tests.rl.tasks import add
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
-from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin.contracts.errors import Cause
 from inspect_tinker_plugin.episode import runner as episode_runner
@@ -51,7 +50,6 @@ from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.episode.sandbox import sandbox_places
 from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.rl import hooks
-from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 
 LIMITS = RolloutLimits(rollout_timeout_seconds=8.0)
 _ended: list[asyncio.Event] = []
@@ -104,9 +102,8 @@ def plum(scorer: Scorer | None = None, solver: Solver | None = None, **options: 
 
 async def play(task: Task, *lines: str, **options: Any) -> Any:
     options = {"rollout_limits": LIMITS, "stop_timeout": 0.5, "group_size": 2, **options}
-    [builder] = as_rl_dataset(task, renderer(), **options).get_batch(0)
     async with asyncio.timeout(150):
-        return await do_group_rollout(builder, Words(lines or ("plum",)))
+        return await roll_out_task(task, lines or ("plum",), **options)
 
 
 async def fails(cause: Cause, task: Task, *lines: str, **options: Any) -> None:

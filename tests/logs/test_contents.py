@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ from tests.logs.rollouts import (
     figures,
     graded_by_word,
     logged,
-    logs_in,
     metrics,
     only_log,
     rewards,
@@ -29,7 +29,7 @@ from tests.logs.rollouts import (
     scorer_called_reward,
     two_turns,
 )
-from tests.rl.policies import Words, renderer, tool_call
+from tests.rl.policies import Words, roll_out_task, tool_call
 from tests.rl.tasks import agent, arithmetic, sums
 from tinker_cookbook.completers import StopCondition, TokensWithLogprobs
 from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
@@ -39,7 +39,6 @@ from inspect_tinker_plugin import logs
 from inspect_tinker_plugin.contracts.errors import EpisodeError
 from inspect_tinker_plugin.logs import assemble_pending
 from inspect_tinker_plugin.logs.rollout import own_metadata, read_group
-from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.testing import scripted_model
 
 
@@ -322,10 +321,13 @@ async def test_samples_that_share_an_id_and_metadata_of_the_same_name_are_kept(
     assert rewards(log) == [1.0] * 4
 
 
-async def test_no_log_is_written_unless_asked_for(tmp_path: Path) -> None:
-    (builder,) = as_rl_dataset(arithmetic(1), renderer()).get_batch(0)
-    await do_group_rollout(builder, Words(["1"]))
-    assert logs_in(tmp_path) == []
+async def test_no_log_is_written_unless_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("INSPECT_LOG_DIR", str(tmp_path / "logs"))
+    await roll_out_task(arithmetic(1), ["1"])
+    assert os.listdir(tmp_path) == []
 
 
 async def test_what_is_no_score_leaves_a_log_that_can_be_read(tmp_path: Path) -> None:

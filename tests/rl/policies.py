@@ -12,9 +12,13 @@ from typing import Any
 import tinker
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.renderers import Renderer, get_renderer
+from tinker_cookbook.rl.rollout_strategy import RolloutStrategy
+from tinker_cookbook.rl.rollouts import do_group_rollout
+from tinker_cookbook.rl.types import TrajectoryGroup
 from tinker_cookbook.tokenizer_utils import Tokenizer, get_tokenizer
 
 import inspect_tinker_plugin
+from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 
 TOKENIZER = Path(inspect_tinker_plugin.__file__).parent / "testing_data" / "tokenizer"
 END = "<|im_end|>"
@@ -77,6 +81,18 @@ class Words(TokenCompleter):
             maybe_logprobs=[-0.5] * len(tokens),
             stop_reason="length" if cut else "stop",
         )
+
+
+async def roll_out_task(
+    task: Any,
+    policy: Words | Sequence[str | Callable[[str], str]],
+    strategy: RolloutStrategy | None = None,
+    **options: Any,
+) -> TrajectoryGroup:
+    """Roll out the group of a task's first sample; a policy may be given as its lines."""
+    builder = as_rl_dataset(task, renderer(), **options).get_batch(0)[0]
+    words = policy if isinstance(policy, Words) else Words(policy)
+    return await do_group_rollout(builder, words, strategy)
 
 
 def trained_tokens(data: Iterable[tinker.Datum]) -> list[int]:

@@ -26,7 +26,7 @@ from inspect_ai.solver import (
 from inspect_ai.tool import bash, mcp_server_stdio, python, text_editor, think
 from tests.commands import forking
 from tests.functions import make_solver
-from tests.rl.policies import END, TOKENIZER, Words, encode, renderer, tool_call
+from tests.rl.policies import END, TOKENIZER, Words, encode, renderer, roll_out_task, tool_call
 from tests.rl.tasks import adding, arithmetic, crashing, sums
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.rollouts import do_group_rollout
@@ -118,11 +118,9 @@ async def test_a_task_without_scorer_is_paid_by_what_its_solver_scores() -> None
 
     task = Task(dataset=sums(1), solver=scores_itself())
     for reward, paid in (("score:mine", 0.5), (double, 1.0)):
-        [builder] = as_rl_dataset(task, renderer(), reward=reward).get_batch(0)
-        assert (await do_group_rollout(builder, Words(["x"]))).get_total_rewards() == [paid]
-    [builder] = as_rl_dataset(task, renderer(), reward="score:other").get_batch(0)
+        assert (await roll_out_task(task, ["x"], reward=reward)).get_total_rewards() == [paid]
     with pytest.raises(EpisodeError, match="no score named 'other'; there is 'mine'"):
-        await do_group_rollout(builder, Words(["x"]))
+        await roll_out_task(task, ["x"], reward="score:other")
 
 
 async def test_a_renderer_without_tools_is_refused_for_a_task_with_tools() -> None:
@@ -133,9 +131,7 @@ async def test_a_renderer_without_tools_is_refused_for_a_task_with_tools() -> No
 
 async def test_a_task_by_file_and_by_function_and_by_task_is_the_same() -> None:
     for task in (f"{HERE / 'tasks.py'}@arithmetic", arithmetic, arithmetic()):
-        dataset = as_rl_dataset(task, renderer())
-        group = await do_group_rollout(dataset.get_batch(0)[0], Words(["1"]))
-        assert group.get_total_rewards() == [1.0]
+        assert (await roll_out_task(task, ["1"])).get_total_rewards() == [1.0]
 
 
 async def test_the_builder_makes_train_and_test_sets_from_plain_data() -> None:
@@ -243,9 +239,8 @@ def test_a_sample_that_cannot_be_sent_to_a_process_is_named() -> None:
 
 async def test_metadata_that_cannot_be_copied_is_named() -> None:
     sample = Sample(id="mine", input="1+1?", target="2", metadata={"lock": threading.Lock()})
-    [builder] = as_rl_dataset(Task([sample], scorer=match()), renderer()).get_batch(0)
     with pytest.raises(TaskError, match=r"sample 'mine'.*cannot be copied.*must be plain data"):
-        await do_group_rollout(builder, Words(["2"]))
+        await roll_out_task(Task([sample], scorer=match()), ["2"])
 
 
 async def test_clean_up_of_one_rollout_leaves_another_of_the_same_builder_alone() -> None:

@@ -16,7 +16,7 @@ from inspect_ai.model import ModelOutput, get_model
 from inspect_ai.scorer import Score, Target, includes, match, mean
 from inspect_ai.solver import Generate, TaskState, generate
 from tests.functions import make_scorer, make_solver
-from tests.rl.policies import END, Words, encode, renderer
+from tests.rl.policies import END, Words, encode, renderer, roll_out_task
 from tests.rl.tasks import arithmetic, sums
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollout_strategy import (
@@ -175,12 +175,10 @@ async def ask_the_policy(state: TaskState) -> None:
 async def test_a_cleanup_that_asks_the_policy_is_refused_and_changes_no_score(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    task = Task(
-        dataset=sums(1), solver=generate(), scorer=match(location="any"), cleanup=ask_the_policy
-    )
-    [builder] = as_rl_dataset(task, renderer()).get_batch(0)
+    scorer = match(location="any")
+    task = Task(dataset=sums(1), solver=generate(), scorer=scorer, cleanup=ask_the_policy)
     with caplog.at_level(logging.WARNING):
-        group = await do_group_rollout(builder, Words(["1", "2"]))
+        group = await roll_out_task(task, ["1", "2"])
     assert len(group.trajectories_G[0].transitions) == 1
     assert group.get_total_rewards() == [1.0]
     assert "after the solver had ended" in caplog.text

@@ -11,26 +11,16 @@ import pytest
 from inspect_ai import Task
 from inspect_ai.model import ModelRole, get_model
 from inspect_ai.scorer import Score, Scorer, Target, match, mean, model_graded_qa
-from inspect_ai.solver import Generate, Solver, TaskState, generate, use_tools
+from inspect_ai.solver import Generate, Solver, TaskState, generate
 from inspect_ai.util import collect
 from tests.functions import make_scorer, make_solver, make_tool
-from tests.rl.policies import Words, encode, renderer, tool_call, trained_tokens
-from tests.rl.tasks import (
-    adding,
-    agent,
-    arithmetic,
-    broken,
-    crashing,
-    failing,
-    not_a_number,
-    silent,
-    sums,
-)
+from tests.rl.policies import Words, encode, renderer, roll_out_task, tool_call, trained_tokens
+from tests.rl.tasks import adding, agent, arithmetic, not_a_number, silent, sums
 from tests.waiting import until
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 from tinker_cookbook.rl.rollout_runner import run_rollout
-from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
+from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import InitialObservationOverflow, Trajectory
 
 from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError
@@ -56,10 +46,6 @@ def final(trajectory: Trajectory) -> dict[str, float | int]:
 
 def total(trajectory: Trajectory) -> float:
     return sum(transition.reward for transition in trajectory.transitions)
-
-
-async def all_released() -> None:
-    await until(lambda: not episode_runner._running)
 
 
 @pytest.fixture(autouse=True)
@@ -144,9 +130,7 @@ async def impatient(state: TaskState, generate: Generate) -> TaskState:
 
 async def trained_texts(task: Task, policy: Words, **options: Any) -> list[str]:
     """Return what a group of one is trained on."""
-    [builder] = as_rl_dataset(task, renderer(), **options).get_batch(0)
-    group = await do_group_rollout(builder, policy)
-    [trajectory] = group.trajectories_G
+    [trajectory] = (await roll_out_task(task, policy, **options)).trajectories_G
     kept = [trained_tokens([datum]) for datum in trajectory_to_data(trajectory, 1.0)]
     return [str(renderer().tokenizer.decode(tokens)) for tokens in kept if tokens]
 
@@ -170,28 +154,22 @@ async def asks_with_a_tool_that_nobody_described(state: TaskState, generate: Gen
 
 
 JUDGE = r"model_roles=\{'grader'"
-BROKEN = one([use_tools(broken()), generate()])
 
 
 @pytest.mark.parametrize(
-    ("task", "said", "cause", "message"),
+    ("task", "cause", "message"),
     [
-        pytest.param(one(generate(), crashing()), "1", Cause.SCORER, None, id="scorer raises"),
-        pytest.param(one(generate(), not_a_number()), "1", Cause.UNSCORED, None, id="score is NaN"),
-        pytest.param(one(failing()), "1", Cause.SOLVER, None, id="solver raises"),
-        pytest.param(one(generate(), model_graded_qa()), "1", Cause.JUDGE, JUDGE, id="no grader"),
+        pytest.param(one(generate(), not_a_number()), Cause.UNSCORED, None, id="score is NaN"),
+        pytest.param(one(generate(), model_graded_qa()), Cause.JUDGE, JUDGE, id="no grader"),
         pytest.param(
             one(generate(), model_graded_qa(model_role=ModelRole("grader", required=True))),
-            "1",
             Cause.JUDGE,
             "'grader' is required",
             id="no required grader",
         ),
-        pytest.param(one(generate(num_choices=2)), "1", Cause.POLICY, None, id="two choices"),
-        pytest.param(BROKEN, tool_call("broken", '{"x":1}'), Cause.TOOL, None, id="tool raises"),
+        pytest.param(one(generate(num_choices=2)), Cause.POLICY, None, id="two choices"),
         pytest.param(
             one(asks_with_a_tool_that_nobody_described()),
-            "1",
             Cause.SOLVER,
             "escription",
             id="refused by Inspect",
@@ -199,10 +177,10 @@ BROKEN = one([use_tools(broken()), generate()])
     ],
 )
 async def test_a_failure_is_raised_with_its_cause_and_never_a_zero(
-    task: Task, said: str, cause: Cause, message: str | None
+    task: Task, cause: Cause, message: str | None
 ) -> None:
     with pytest.raises(EpisodeError, match=message) as raised:
-        await rollout(task, [said])
+        await rollout(task, ["1"])
     assert raised.value.cause is cause
     assert (raised.value.task, raised.value.sample_id) == ("one", "s0")
 
@@ -230,14 +208,6 @@ async def test_an_error_that_cannot_be_shown_is_an_episodes_error_like_any_other
         await rollout(one(generate(), raising()), ["1"], **options)
     assert raised.value.cause is Cause.SCORER
     assert total(await rollout(one(generate(), raising()), ["1"], on_error=-1.0)) == -1.0
-
-
-async def test_a_stated_penalty_replaces_the_failure() -> None:
-    trajectory = await rollout(
-        one(generate(), crashing()), ["1"], on_error={"scorer": -0.5, "sandbox": "raise"}
-    )
-    assert total(trajectory) == -0.5
-    assert final(trajectory)["error/scorer"] == 1.0
 
 
 async def test_a_tool_call_budget_stops_in_the_middle_of_a_batch() -> None:
@@ -271,44 +241,11 @@ async def test_a_first_prompt_over_the_budget_ends_the_rollout() -> None:
 
 
 async def test_what_the_cookbooks_runner_stops_is_still_scored() -> None:
-    limits = RolloutLimits(max_turns=1)
-    dataset = as_rl_dataset(adding(), renderer(), rollout_limits=limits)
     call = "The sum is 1. " + tool_call("add", '{"x":1,"y":0}')
-    group = await do_group_rollout(dataset.get_batch(0)[0], Words([call]))
+    group = await roll_out_task(adding(), [call], rollout_limits=RolloutLimits(max_turns=1))
     assert group.trajectories_G[0].stop_reason == "max_turns"
     assert group.get_total_rewards() == [1.0]
     assert group.metrics_G[0]["score/includes"] == 1.0
-
-
-async def test_a_rollout_timeout_in_a_tool_is_scored_not_zeroed() -> None:
-    limits = RolloutLimits(rollout_timeout_seconds=1.0)
-    dataset = as_rl_dataset(agent(), renderer(), rollout_limits=limits)
-    slow = "plum " + tool_call("bash", '{"command":"sleep 15"}')
-    group = await do_group_rollout(dataset.get_batch(0)[0], Words([slow]))
-    [trajectory] = group.trajectories_G
-    assert trajectory.stop_reason == "rollout_timeout"
-    assert [t.ac.tokens for t in trajectory.transitions] == [[]], "it was cut off inside a tool"
-    assert "score/includes" in group.metrics_G[0]
-
-
-def judge_is_away(members: Sequence[Any]) -> list[None]:
-    raise ConnectionError("the judge is away")
-
-
-async def test_a_failed_group_reward_is_raised_or_penalised() -> None:
-    dataset = as_rl_dataset(arithmetic(), renderer(), group_size=2, group_reward=judge_is_away)
-    with pytest.raises(EpisodeError, match="judge is away") as raised:
-        await do_group_rollout(dataset.get_batch(0)[0], Words(["1"]))
-    assert raised.value.cause is Cause.REWARD
-    dataset = as_rl_dataset(
-        arithmetic(),
-        renderer(),
-        group_size=2,
-        group_reward=judge_is_away,
-        on_error={"reward": -2.0},
-    )
-    group = await do_group_rollout(dataset.get_batch(0)[0], Words(["1"]))
-    assert group.get_total_rewards() == [-2.0, -2.0]
 
 
 async def test_a_cancelled_rollout_releases_its_episode() -> None:
@@ -319,7 +256,7 @@ async def test_a_cancelled_rollout_releases_its_episode() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await all_released()
+    await until(lambda: not episode_runner._running)
 
 
 async def test_a_solver_counts_tokens_as_the_policys_tokenizer_does() -> None:
@@ -331,6 +268,5 @@ async def test_a_solver_counts_tokens_as_the_policys_tokenizer_does() -> None:
         counted.append(await get_model().api.count_text_tokens(text))
         return await generate(state)
 
-    task = Task(dataset=sums(1), solver=counting(), scorer=match())
-    await do_group_rollout(as_rl_dataset(task, renderer()).get_batch(0)[0], Words(["1"]))
+    await rollout(one(counting()), ["1"])
     assert counted == [len(encode(text))]

@@ -40,6 +40,11 @@ def mixture(tmp_path: Path | None = None, **options: Any) -> InspectRLMixture:
     return as_rl_mixture(tasks, renderer(), log_dir=tmp_path, **{"batch_size": 3, **options})
 
 
+def builder_of(**options: Any) -> Any:
+    new: Any = InspectRLDatasetBuilder
+    return new(model_name=str(TOKENIZER), renderer_name="qwen3_instruct", **options)
+
+
 @pytest.mark.parametrize("size", [1, 3, 8, 10])
 @pytest.mark.parametrize("shares", [(5, 3, 2), (0.55, 0.3, 0.15), (1,), (1, 1000), (3, 3)], ids=str)
 def test_shares_hold_in_every_batch_and_exactly_over_many(
@@ -144,12 +149,9 @@ async def test_every_task_has_a_true_log_of_each_batch(tmp_path: Path) -> None:
 
 async def test_a_resumed_mixture_continues_with_its_groups_and_steps(tmp_path: Path) -> None:
     (tmp_path / "checkpoints.jsonl").write_text('{"name": "2", "batch": 2, "state_path": "x"}\n')
-    new: Any = InspectRLDatasetBuilder
-    builder = new(
+    builder = builder_of(
         task=[SUMS, WORDS],
         mix=[2, 1],
-        model_name=str(TOKENIZER),
-        renderer_name="qwen3_instruct",
         batch_size=3,
         task_args={"arithmetic.count": 7, "count": 3},
         log_dir=str(tmp_path / "rollouts"),
@@ -181,23 +183,19 @@ async def test_over_a_second_pass_of_the_trainer_steps_go_on(tmp_path: Path) -> 
 async def test_the_cookbooks_interleaving_is_logged_without_a_step(
     tmp_path: Path, batch_size: int, limit: int
 ) -> None:
-    def source(task: str) -> Any:
-        new: Any = InspectRLDatasetBuilder
-        return new(
+    sources = [
+        builder_of(
             task=task,
-            model_name=str(TOKENIZER),
-            renderer_name="qwen3_instruct",
             batch_size=batch_size,
             limit=limit,
             task_args={"count": 7},
             log_dir=str(tmp_path),
             interleaved=True,
         )
-
+        for task in (SUMS, WORDS)
+    ]
     new: Any = InterleavedRLDatasetBuilder
-    builder = new(
-        sources=[source(SUMS), source(WORDS)], weights=[1, 1], groups_per_batch=3, total_batches=4
-    )
+    builder = new(sources=sources, weights=[1, 1], groups_per_batch=3, total_batches=4)
     data, _ = await builder()
     for batch in range(4):
         await roll_out(data, batch)

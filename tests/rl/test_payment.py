@@ -12,12 +12,11 @@ from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import Scorer, includes, match
 from inspect_ai.solver import generate, use_tools
-from tests.rl.policies import END, Words, encode, renderer, tool_call
+from tests.rl.policies import END, Words, encode, renderer, roll_out_task, tool_call
 from tests.rl.tasks import adding, arithmetic, crashing, nap, sums
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 from tinker_cookbook.rl.rollout_runner import run_rollout
-from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import StepResult, Trajectory, TrajectoryGroup, Transition
 from tinker_cookbook.utils.misc_utils import all_same
 
@@ -63,10 +62,7 @@ class Slow(EpisodeObserver):
 
 
 async def group_of(task: Task, lines: Sequence[Any], **options: Any) -> TrajectoryGroup:
-    options.setdefault("group_size", 3)
-    return await do_group_rollout(
-        as_rl_dataset(task, renderer(), **options).get_batch(0)[0], Words(lines)
-    )
+    return await roll_out_task(task, lines, **{"group_size": 3, **options})
 
 
 TIMEOUT = RolloutLimits(rollout_timeout_seconds=4.0)
@@ -214,7 +210,9 @@ async def test_a_reply_lost_in_mid_tool_is_scored_as_in_an_eval_and_counted() ->
     group = await group_of(task, lines, rollout_limits=TIMEOUT, group_size=1)
     [trajectory] = group.trajectories_G
     assert [t.ac.tokens for t in trajectory.transitions] == [[]]
+    assert trajectory.stop_reason == "rollout_timeout"
     assert group.get_total_rewards() == [1.0]
+    assert group.metrics_G[0]["score/includes"] == 1.0
     assert group.metrics_G[0]["tokens/lost_replies"] == 1
 
 

@@ -12,7 +12,7 @@ from inspect_ai.scorer import Score, Target, mean
 from inspect_ai.solver import TaskState, generate
 from inspect_ai.util import sandbox
 from tests.functions import make_scorer
-from tests.rl.policies import Words, renderer, tokenizer
+from tests.rl.policies import Words, renderer, roll_out_task, tokenizer
 from tinker_cookbook.rl.metric_util import compute_trajectory_metrics
 from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.rl.rollouts import do_group_rollout
@@ -47,8 +47,7 @@ def task(samples: int = 1) -> Task:
 
 
 async def rewards(replies: list[str], **options: Any) -> list[float]:
-    dataset = as_rl_dataset(task(), renderer(), group_size=len(replies), **options)
-    group = await do_group_rollout(dataset.get_batch(0)[0], Words(replies))
+    group = await roll_out_task(task(), replies, group_size=len(replies), **options)
     # the members ask in any order, so a reward is found by what it is for
     said = [str(tokenizer().decode(t.transitions[0].ac.tokens)) for t in group.trajectories_G]
     by_reply = dict(zip(said, group.get_total_rewards(), strict=True))
@@ -136,20 +135,17 @@ async def test_one_episode_that_is_scored_shows_that_the_task_is_right() -> None
 
 
 async def test_a_sample_that_fails_again_and_again_is_not_run_without_end() -> None:
-    [builder] = as_rl_dataset(task(), renderer()).get_batch(0)
     policy = Words(["breaks the scorer"] * 100)
-    with pytest.raises(
-        EpisodeError, match=f"{MOST_FAILURES} episodes of this sample in a row"
-    ) as caught:
-        await do_group_rollout(builder, policy, RetryOnFailure(max_retries=50))
+    again = f"{MOST_FAILURES} episodes of this sample in a row"
+    with pytest.raises(EpisodeError, match=again) as caught:
+        await roll_out_task(task(), policy, RetryOnFailure(max_retries=50))
     assert caught.value.cause is Cause.SCORER
     assert len(policy.prompts) == MOST_FAILURES
 
 
 async def test_episodes_that_are_run_again_are_counted_by_cause() -> None:
-    [builder] = as_rl_dataset(task(), renderer()).get_batch(0)
-    policy = Words(["breaks the scorer", "breaks the scorer", "right"])
-    group = await do_group_rollout(builder, policy, RetryOnFailure(max_retries=5))
+    lines = ["breaks the scorer", "breaks the scorer", "right"]
+    group = await roll_out_task(task(), lines, RetryOnFailure(max_retries=5))
     assert group.get_total_rewards() == [1.0]
     assert group.metrics_G[0]["retried/scorer"] == 2
 
@@ -160,7 +156,8 @@ async def test_the_share_of_failed_episodes_is_among_the_figures_of_a_step() -> 
 
     shares = []
     for options in ({}, {"group_reward": "rank"}, {"group_reward": fails, "on_error": -1.0}):
-        [builder] = as_rl_dataset(task(), renderer(), group_size=4, **options).get_batch(0)
-        group = await do_group_rollout(builder, Words(["right", "breaks it", "wrong", "wrong"]))
+        group = await roll_out_task(
+            task(), ["right", "breaks it", "wrong", "wrong"], group_size=4, **options
+        )
         shares.append(compute_trajectory_metrics([group], [["priced"]])["env/all/failed"])
     assert shares == [0.25, 0.25, 1.0]
