@@ -137,9 +137,7 @@ async def running(box: SandboxEnvironment, mark: str) -> bool:
 
 async def gone(look: Callable[[], Awaitable[bool]]) -> None:
     with anyio.fail_after(30):
-        while True:
-            if not await look():
-                return
+        while await look():  # noqa: ASYNC110 - another process has no event
             await anyio.sleep(0.1)
 
 

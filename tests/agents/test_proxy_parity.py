@@ -16,7 +16,6 @@ import socket
 import subprocess
 import tarfile
 import threading
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
@@ -30,6 +29,7 @@ import anyio.from_thread
 import inspect_ai
 import pytest
 from tests.agents.sandboxed import free_port
+from tests.waiting import wait_until
 
 from inspect_tinker_plugin.agents.api import PROVIDER_ERROR, CallFailedError, ModelApi, Request
 
@@ -120,7 +120,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Side]:
     answering = threading.Thread(target=answer_files, args=(queue, side.seen, over))
     answering.start()
     try:
-        wait_for_port(side.port)
+        wait_until(lambda: listens(side.port), seconds=120)
         yield side
     finally:
         process.kill()
@@ -170,15 +170,9 @@ def ours() -> Iterator[Side]:
         serving.cancel()
 
 
-def wait_for_port(port: int) -> None:
-    deadline = time.monotonic() + 120
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=10).close()
-            return
-        except OSError:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 LONG = "A line — with “quotes”, é and 🦜.\n" * 5

@@ -15,12 +15,10 @@ from inspect_ai.solver import Generate, TaskState
 from openai import AsyncOpenAI
 from tests.agents.sandboxed import agent, free_port, task_of
 from tests.functions import make_solver
-from tests.rl.policies import Words, renderer
+from tests.rl.policies import roll_out_task
 from tinker_cookbook.rl.data_processing import trajectory_to_data
-from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError, RendererError
-from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 
 ASK = """
 import sys
@@ -81,8 +79,7 @@ async def roll(
         printed=printed,
         bridged={"forward_generation_config": True},
     )
-    dataset = as_rl_dataset(task_of("local", folder, run), renderer())
-    group = await do_group_rollout(dataset.get_batch(0)[0], Words(["plum"]))
+    group = await roll_out_task(task_of("local", folder, run), ["plum"])
     [trajectory] = group.trajectories_G
     metrics = group.metrics_G[0] | trajectory.transitions[-1].metrics
     data = trajectory_to_data(trajectory, 1.0)
@@ -136,11 +133,8 @@ async def test_what_nobody_catches_is_the_policys_failure_and_has_its_price(brid
         solver=shows_an_image(bridged=bridged),
         scorer=includes(),
     )
-    dataset = as_rl_dataset(task, renderer())
     with pytest.raises(EpisodeError, match="an image") as caught:
-        await do_group_rollout(dataset.get_batch(0)[0], Words(["yes"]))
+        await roll_out_task(task, ["yes"])
     assert caught.value.cause is Cause.POLICY
-
-    priced = as_rl_dataset(task, renderer(), on_error={"policy": -1.0})
-    group = await do_group_rollout(priced.get_batch(0)[0], Words(["yes"]))
+    group = await roll_out_task(task, ["yes"], on_error={"policy": -1.0})
     assert group.get_total_rewards() == [-1.0]

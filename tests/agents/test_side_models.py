@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from tests.agents.sandboxed import agent, free_port, task_of
 from tests.packages import require_agent_clients
-from tests.rl.policies import Words, renderer
+from tests.rl.policies import renderer, roll_out_task
 from tinker_cookbook.rl.data_processing import trajectory_to_data
-from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.options import DatasetOptions
@@ -46,11 +45,8 @@ async def roll(
     printed: list[str] = []
     task = task_of("local", folder, agent(["python3", "-c", text], port=port, printed=printed))
     roles = {"small": scripted_model(["said by the role"], name="small")}
-    dataset = as_rl_dataset(task, renderer(), side_models=rules, model_roles=roles)
-    group = await do_group_rollout(
-        dataset.get_batch(0)[0],
-        Words([lambda prompt: "A title." if "A title," in prompt else "plum"]),
-    )
+    lines = [lambda prompt: "A title." if "A title," in prompt else "plum"]
+    group = await roll_out_task(task, lines, side_models=rules, model_roles=roles)
     (trajectory,) = group.trajectories_G
     metrics = group.metrics_G[0] | trajectory.transitions[-1].metrics
     return printed, trajectory_to_data(trajectory, 1.0), metrics

@@ -194,19 +194,14 @@ async def test_what_agents_say_about_themselves_has_no_effect() -> None:
             assert response.output_text == "plum"
 
 
-async def test_log_probabilities_are_in_a_chat() -> None:
-    async with served(Client()) as address, client(address) as asked:
-        said = await asked.chat.completions.create(model="any", messages=ASK, logprobs=True)
-    assert len(said.choices[0].logprobs.content) == said.usage.completion_tokens
-
-
-async def test_log_probabilities_are_in_a_stream_of_a_chat() -> None:
+async def test_log_probabilities_are_in_a_chat_and_in_a_stream_of_one() -> None:
     async with served(Client()) as address, client(address) as asked:
         whole = await asked.chat.completions.create(model="any", messages=ASK, logprobs=True)
         stream = await asked.chat.completions.create(
             model="any", messages=ASK, logprobs=True, stream=True
         )
         choices = [chunk.choices[0] async for chunk in stream]
+    assert len(whole.choices[0].logprobs.content) == whole.usage.completion_tokens
     found = [each for choice in choices if choice.logprobs for each in choice.logprobs.content]
     assert found == whole.choices[0].logprobs.content
 

@@ -20,10 +20,21 @@ from inspect_tinker_plugin.serve.samplers import Form
 LINES = [tool_call("add", '{"x": 0, "y": 1}'), "It is 1."]
 
 
+async def sampled_from(url: str, **lent: Any) -> RolloutResult:
+    """Run an episode that samples from a model server."""
+    async with aiohttp.ClientSession() as session:
+        sampler = EndpointSampler(Endpoint(url=url, **lent), session)
+        return await RolloutService(adding(), renderer()).run_episode(0, sampler)
+
+
 async def over_the_wire(form: Form, **fault: Any) -> RolloutResult:
-    service = RolloutService(adding(), renderer())
-    async with serving(Words(LINES), **fault) as url, aiohttp.ClientSession() as session:
-        return await service.run_episode(0, EndpointSampler(Endpoint(url=url, form=form), session))
+    async with serving(Words(LINES), **fault) as url:
+        return await sampled_from(url, form=form)
+
+
+def complaint(result: RolloutResult) -> str:
+    assert result.failure is not None
+    return result.failure.message
 
 
 @pytest.mark.parametrize(("form", "version"), [("completions", "w7"), ("generate", None)])
@@ -86,19 +97,17 @@ async def test_an_answer_that_cannot_be_trained_on_is_a_failure(
 async def test_an_answer_of_another_form_is_said_to_be_by_its_address(
     text: str, message: str
 ) -> None:
-    result = await lent_address(lambda: web.Response(text=text))
-    assert result.failure is not None
-    assert "/v1/completions" in result.failure.message
-    assert message in result.failure.message
+    said = complaint(await lent_address(lambda: web.Response(text=text)))
+    assert "/v1/completions" in said
+    assert message in said
 
 
 @pytest.mark.parametrize("version", [{}, [1.5], 2.5])
 async def test_a_version_of_the_weights_is_a_number_or_a_text(version: Any) -> None:
     reply = {"token_ids": [1], "logprobs": {"token_logprobs": [-0.5]}, "finish_reason": "stop"}
     answer = {"choices": [reply], "metadata": {"weight_version": version or {"a": 1}}}
-    result = await lent_address(lambda: web.json_response(answer))
-    assert result.failure is not None
-    assert "policy_version" in result.failure.message
+    said = complaint(await lent_address(lambda: web.json_response(answer)))
+    assert "policy_version" in said
 
 
 @pytest.mark.parametrize(
@@ -110,11 +119,8 @@ async def test_a_version_of_the_weights_is_a_number_or_a_text(version: Any) -> N
     ids=["no other prompt", "the limit"],
 )
 async def test_sampling_parameters_set(sampling: dict[str, Any], message: str | None) -> None:
-    service = RolloutService(adding(), renderer())
-    async with serving(Words(LINES)) as url, aiohttp.ClientSession() as session:
-        lent = Endpoint(url=url, sampling=sampling)
-        result = await service.run_episode(0, EndpointSampler(lent, session))
-    failure = result.failure
+    async with serving(Words(LINES)) as url:
+        failure = (await sampled_from(url, sampling=sampling)).failure
     assert failure is None if message is None else failure and message in failure.message
 
 
@@ -132,19 +138,13 @@ async def lent_address(answer: Callable[[], web.Response]) -> RolloutResult:
 
     app = web.Application()
     app.router.add_post("/v1/completions", complete)
-    service = RolloutService(adding(), renderer())
-    async with test_utils.TestServer(app) as other, aiohttp.ClientSession() as session:
-        lent = Endpoint(url=str(other.make_url("/v1")))
-        return await service.run_episode(0, EndpointSampler(lent, session))
+    async with test_utils.TestServer(app) as other:
+        return await sampled_from(str(other.make_url("/v1")))
 
 
 async def test_a_server_that_is_not_there_is_a_failure_with_its_address() -> None:
-    service = RolloutService(adding(), renderer())
-    async with aiohttp.ClientSession() as session:
-        nobody = Endpoint(url="http://127.0.0.1:9/v1")
-        result = await service.run_episode(0, EndpointSampler(nobody, session))
-    assert result.failure is not None
-    assert "http://127.0.0.1:9/v1/completions" in result.failure.message
+    said = complaint(await sampled_from("http://127.0.0.1:9/v1"))
+    assert "http://127.0.0.1:9/v1/completions" in said
 
 
 async def test_what_a_server_says_to_a_refused_request_is_logged_and_not_returned(
@@ -153,10 +153,9 @@ async def test_what_a_server_says_to_a_refused_request_is_logged_and_not_returne
     def refuse() -> web.Response:
         return web.Response(status=403, text="a secret of this network")
 
-    result = await lent_address(refuse)
-    assert result.failure is not None
-    assert "answered 403" in result.failure.message
-    assert "secret" not in result.failure.message
+    said = complaint(await lent_address(refuse))
+    assert "answered 403" in said
+    assert "secret" not in said
     assert "a secret of this network" in caplog.text
 
 

@@ -16,25 +16,18 @@ from hypothesis import strategies as st
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import includes
-from tests.rl.policies import END, Words, encode, plain, renderer, tool_call
+from tests.rl.policies import END, Words, encode, plain, renderer, roll_out_task, tool_call
 from tests.rl.tasks import adding, agent, arithmetic, crashing
 from tests.rl.test_turn_trees import LINES, ON, PLANS, Marked, Step, player, step
 from tests.serve.lent import lend
 from tinker import TensorData
 from tinker_cookbook.completers import StopCondition, TokensWithLogprobs
 from tinker_cookbook.rl.data_processing import assemble_training_data, compute_advantages
-from tinker_cookbook.rl.rollouts import do_group_rollout
 
-from inspect_tinker_plugin import ConfigError, as_rl_dataset
+from inspect_tinker_plugin import ConfigError
 from inspect_tinker_plugin.processes import workers
 from inspect_tinker_plugin.rl.env import InspectEnv
-from inspect_tinker_plugin.serve import (
-    Branch,
-    Prompt,
-    RolloutResult,
-    RolloutService,
-    Sampled,
-)
+from inspect_tinker_plugin.serve import Branch, Prompt, RolloutResult, RolloutService, Sampled
 
 OPTIONS: dict[str, Any] = {"group_size": 2}
 FORKS = (ON, step("fork", (ON, ON), (ON, ON)), ON, step("compact"), ON)
@@ -75,8 +68,7 @@ def serve(task: Task, policy: Words, **options: Any) -> list[RolloutResult]:
 
 
 def train(task: Task, policy: Words, **options: Any) -> list[tinker.Datum]:
-    [builder] = as_rl_dataset(task, renderer(), limit=1, **{**OPTIONS, **options}).get_batch(0)
-    group = asyncio.run(do_group_rollout(builder, policy))
+    group = asyncio.run(roll_out_task(task, policy, limit=1, **{**OPTIONS, **options}))
     return assemble_training_data([group], compute_advantages([group]))[0]
 
 

@@ -105,16 +105,8 @@ async def by_completions(module: str, words: Words, out: Path) -> list[Any]:
 
 def test_groups_run_at_most_so_many_at_once(module: Callable[..., str], tmp_path: Path) -> None:
     words = Words(["1"], delay_s=0.01)
-    traces = asyncio.run(
-        evaluated(
-            module(arithmetic()),
-            words,
-            tmp_path,
-            num_rollouts=3,
-            max_concurrent=2,
-            select={"limit": 2},
-        )
-    )
+    how: dict[str, Any] = {"num_rollouts": 3, "max_concurrent": 2, "select": {"limit": 2}}
+    traces = asyncio.run(evaluated(module(arithmetic()), words, tmp_path, **how))
     assert sorted(trace.task.data.id for trace in traces) == ["s0"] * 3 + ["s1"] * 3
     assert {trace.reward for trace in traces} == {1.0, 0.0}
 
