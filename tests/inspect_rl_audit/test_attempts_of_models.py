@@ -18,7 +18,8 @@ from tests.inspect_rl_audit.corpus.answers import attempt
 
 import tinker_local as local
 from inspect_rl_audit.contract import AuditOptions
-from inspect_rl_audit.report import render, signal_lines
+from inspect_rl_audit.records import ModelAttempt
+from inspect_rl_audit.report import AuditReport, render, signal_lines
 from inspect_rl_audit.run import run_audit
 from inspect_tinker_plugin.cli.main import rl
 from inspect_tinker_plugin.tasks.reference import resolve_task
@@ -208,10 +209,13 @@ def test_a_server_that_is_not_there_is_reported_at_once(
     assert f"no Tinker API server can be reached at {NOWHERE}" in done.stderr
 
 
+async def signal_of(task: str, out: Path, *tried: ModelAttempt) -> AuditReport:
+    options = AuditOptions(out=out, attempts=tried, probes=["signal"])
+    return await run_audit(resolve_task(task).task, options)
+
+
 async def test_attempts_without_a_reward_recommend_nothing(task: str, tmp_path: Path) -> None:
-    failed = [attempt("plain", None, failed=True)]
-    options = AuditOptions(out=tmp_path / "out", attempts=failed, probes=["signal"])
-    report = await run_audit(resolve_task(task).task, options)
+    report = await signal_of(task, tmp_path / "out", attempt("plain", None, failed=True))
     assert signal_lines(report.summary["signal"], "out") == ["1 attempt: none ended with a reward"]
     assert render(report.as_json())
 
@@ -220,9 +224,8 @@ async def test_findings_name_logs_from_the_folder_of_the_audit(task: str, tmp_pa
     """So that both can be moved or shared together, wherever the attempts were sampled."""
     out = tmp_path / "out"
     for folder, named in ((out / "attempts", "attempts/x.eval"), (tmp_path, "../x.eval")):
-        tried = [replace(attempt("plain", 0.0), log=str(folder / "x.eval"))] * 4
-        options = AuditOptions(out=out, attempts=tried, probes=["signal"])
-        report = await run_audit(resolve_task(task).task, options)
+        tried = replace(attempt("plain", 0.0), log=str(folder / "x.eval"))
+        report = await signal_of(task, out, *[tried] * 4)
         logs = {f.evidence["log"] for f in report.findings if "log" in f.evidence}
         assert logs == {named}
         assert str(tmp_path) not in json.dumps(report.as_json()["findings"])
@@ -240,7 +243,7 @@ async def test_findings_name_logs_from_the_folder_of_the_audit(task: str, tmp_pa
         (["--local", "--model", "/nowhere"], "not a model folder"),
         (["--model", "Qwen/Qwen3-8B"], "no TINKER_API_KEY"),
         (["--tokenizer", "x"], "--tokenizer needs --model or --local"),
-        (["--model", "x", "--base-url", "http://127.0.0.1:9", "--renderer", "no"], "no"),
+        (["--model", "x", "--base-url", NOWHERE, "--renderer", "no"], "there is no renderer no"),
         (["--logs", "/nowhere"], "no log and no folder /nowhere"),
         (["--sample-id", "@/nowhere"], "cannot be read"),
     ],
@@ -249,7 +252,7 @@ async def test_findings_name_logs_from_the_folder_of_the_audit(task: str, tmp_pa
 def test_options_that_cannot_work_are_refused(
     options: list[str], says: str, task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("TINKER_API_KEY", raising=False)
+    monkeypatch.setenv("TINKER_API_KEY", "tml-none" if "--renderer" in options else "")
     monkeypatch.setattr(
         "tinker_local.settings.missing", lambda: "the extra is not installed"
     )  # asked last
@@ -261,21 +264,12 @@ def test_options_that_cannot_work_are_refused(
 
 async def test_a_sample_that_was_not_tried_is_kept(task: str, tmp_path: Path) -> None:
     """Also one whose rewards differ only because an episode failed is known to be flat."""
-    seen = [
-        *(attempt("plain", 1.0) for _ in range(3)),
-        attempt("plain", 0.0, failed=True),
-    ]
-    options = AuditOptions(out=tmp_path / "out", attempts=seen, probes=["signal"])
-    report = await run_audit(resolve_task(task).task, options)
+    right, failed = attempt("plain", 1.0), attempt("plain", 0.0, failed=True)
+    report = await signal_of(task, tmp_path / "out", right, right, right, failed)
     signal = report.summary["signal"]
     assert (signal["flat_groups"], signal["solved_by_all"]) == (1, 1)
     assert (tmp_path / "out" / "samples.txt").read_text() == "a, odd [id]*\na, odd [id]**\n"
-    better = AuditOptions(
-        out=tmp_path / "out",
-        attempts=[attempt("plain", 1.0), attempt("plain", 0.0)],
-        probes=["signal"],
-    )
-    await run_audit(resolve_task(task).task, better)
+    await signal_of(task, tmp_path / "out", right, attempt("plain", 0.0))
     assert not (tmp_path / "out" / "samples.txt").exists()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from inspect_ai import Task, eval_async
 from inspect_ai.dataset import Sample
 from inspect_ai.log import read_eval_log_sample_async
@@ -65,6 +65,13 @@ def planted():
 
 def planted() -> Task:
     return Task(name="planted", dataset=list(SAMPLES), scorer=includes())
+
+
+def audited(folder: Path, *options: str) -> Result:
+    """What the command does with the task of the file."""
+    (folder / "task.py").write_text(TASK_FILE)
+    where = [str(folder / "task.py"), "--out", str(folder / "out")]
+    return CliRunner().invoke(command, [*where, *options])
 
 
 async def test_a_finding_leads_to_the_episode_that_shows_it(tmp_path: Path) -> None:
@@ -289,9 +296,7 @@ def test_a_leak_is_told_from_the_matter_of_a_task(line: str, leak: bool) -> None
 
 
 def test_the_command_prints_json_and_nothing_else(tmp_path: Path) -> None:
-    (tmp_path / "task.py").write_text(TASK_FILE)
-    arguments = [str(tmp_path / "task.py"), "--out", str(tmp_path / "out"), "--json"]
-    done = CliRunner().invoke(command, [*arguments, "--probe", "baselines"])
+    done = audited(tmp_path, "--json", "--probe", "baselines")
     report = json.loads(done.stdout)
     assert set(report) == {"task", "findings", "summary"}
     assert {tuple(f) for f in report["findings"]} == {
@@ -299,7 +304,7 @@ def test_the_command_prints_json_and_nothing_else(tmp_path: Path) -> None:
     }
     assert done.exit_code == 1
     assert (tmp_path / "out" / "audit.html").is_file()
-    again = CliRunner().invoke(command, [*arguments, "--probe", "baselines", "--fail-on", "never"])
+    again = audited(tmp_path, "--json", "--probe", "baselines", "--fail-on", "never")
     assert again.exit_code == 0
 
 
@@ -313,21 +318,17 @@ async def test_an_audit_in_python_is_alone_in_its_folder_too(tmp_path: Path) -> 
 
 
 def test_two_audits_never_write_into_one_folder(tmp_path: Path) -> None:
-    (tmp_path / "task.py").write_text(TASK_FILE)
     out = tmp_path / "out"
-    arguments = [str(tmp_path / "task.py"), "--out", str(out), "--probe", "samples"]
     with alone_in(out, ".audit.lock", taken="is taken"):
         (out / JOURNAL).write_text("of the audit that runs")
-        refused = CliRunner().invoke(command, [*arguments, "--overwrite"])
+        refused = audited(tmp_path, "--probe", "samples", "--overwrite")
     assert (refused.exit_code, refused.stdout) == (1, "")
     assert f"Error: {out} is being written by another `inspect rl audit`" in refused.stderr
     assert (out / JOURNAL).read_text() == "of the audit that runs"
 
 
 def test_a_command_that_is_refused_leaves_no_folder(tmp_path: Path) -> None:
-    (tmp_path / "task.py").write_text(TASK_FILE)
-    arguments = [str(tmp_path / "task.py"), "--out", str(tmp_path / "out"), "--probe", "unknown"]
-    assert CliRunner().invoke(command, arguments).exit_code == 1
+    assert audited(tmp_path, "--probe", "unknown").exit_code == 1
     assert not (tmp_path / "out").exists()
 
 
@@ -390,15 +391,13 @@ async def test_attempts_of_a_model_say_which_samples_teach(tmp_path: Path) -> No
 def test_the_table_names_findings_and_the_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "task.py").write_text(TASK_FILE)
-    arguments = [str(tmp_path / "task.py"), "--out", str(tmp_path / "out")]
-    done = CliRunner().invoke(command, [*arguments, "--probe", "baselines"])
+    done = audited(tmp_path, "--probe", "baselines")
     assert "empty-reply" in done.stdout
     assert "audit.html" in done.stdout.replace("\n", "")
     lines = done.stdout.splitlines()
     assert all(line == line.rstrip() for line in lines)
     monkeypatch.setenv("COLUMNS", "60")
-    narrow = CliRunner().invoke(command, [*arguments, "--probe", "baselines"]).stdout
+    narrow = audited(tmp_path, "--probe", "baselines").stdout
     table = narrow[: narrow.index("\nempty-reply: ")]
     assert max(map(len, table.splitlines())) <= 60 < max(map(len, lines))
 

@@ -200,7 +200,8 @@ judged(
 )
 
 
-def in_business_hours() -> Task:
+@planted("time-dependent-score", probes=["scorer"])
+def office_hours_closed_over() -> Task:
     import datetime as own  # a name that the scorer closes over, and not its module's
 
     def judge(said: str, target: str) -> bool:
@@ -209,14 +210,6 @@ def in_business_hours() -> Task:
     return Task(dataset=capitals(), scorer=scoring(judge))
 
 
-CORPUS.append(
-    Planted(
-        "office hours, closed over",
-        ("time-dependent-score",),
-        in_business_hours,
-        {"probes": ["scorer"]},
-    )
-)
 judged("only what is new", is_new, "reward-not-repeatable", probe="scorer")
 judged("turned around", lambda s, t: t not in s, "inverted-reward", probe="gold")
 judged("an exception is a pass", after_an_exception, "garbage-answer", probe="answers")
