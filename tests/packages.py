@@ -70,7 +70,7 @@ def run(
         text=True,
         check=False,
     )
-    assert done.returncode == code, done.stderr
+    assert done.returncode == code, done.stdout + done.stderr
     return done.stdout
 
 

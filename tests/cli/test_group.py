@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import click
 import pytest
+from tests.packages import run
 
 from inspect_tinker_plugin.cli.main import rl
 
@@ -16,9 +16,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def test_the_reference_is_in_step() -> None:
-    script = ROOT / "scripts" / "write_cli_reference.py"
-    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
+    run(sys.executable, ROOT / "scripts" / "write_cli_reference.py", "--check")
 
 
 def test_an_unknown_command_is_a_usage_error() -> None:
@@ -60,5 +58,5 @@ PROGRAMS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS, ids=["inspect-rl", "inspect rl", "python -m"])
 def test_the_version_can_be_asked_for(program: list[str]) -> None:
-    done = subprocess.run([*program, "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == f"inspect-tinker-plugin {version('inspect-tinker-plugin')}"
+    shown = run(*program, "--version").strip()
+    assert shown == f"inspect-tinker-plugin {version('inspect-tinker-plugin')}"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.commands import Command
+from tests.packages import run
 
 TASKS = """
 import asyncio
@@ -110,8 +111,7 @@ def test_an_ignored_signal_stays_ignored_and_a_repeated_one_changes_nothing() ->
         "print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)\n"
     )
     command = ["sh", "-c", "trap '' HUP; exec \"$@\"", "sh", sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["alive", "None", "SIGTERM", "True"]
+    assert run(*command).split() == ["alive", "None", "SIGTERM", "True"]
 
 
 CLOSED_TERMINAL = """
@@ -133,13 +133,11 @@ waits()
 
 @pytest.mark.slow
 def test_a_terminal_that_is_closed_ends_a_command_as_its_signal_does() -> None:
-    done = subprocess.run([sys.executable, "-c", CLOSED_TERMINAL])
-    assert done.returncode == 128 + signal.SIGHUP
+    run(sys.executable, "-c", CLOSED_TERMINAL, code=128 + signal.SIGHUP)
 
 
 def containers() -> set[str]:
-    listed = ["docker", "ps", "-aq", "--no-trunc"]
-    return set(subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split())
+    return set(run("docker", "ps", "-aq", "--no-trunc").split())
 
 
 BOXED = """
@@ -211,10 +209,8 @@ with stopped_like_ctrl_c():
 
 
 def test_a_signal_cuts_through_no_step_of_a_task_where_ctrl_c_is_ignored() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", IN_A_LOOP], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout.splitlines() == ["cancelled between steps", "interrupted"], done.stderr
+    said = run(sys.executable, "-c", IN_A_LOOP).splitlines()
+    assert said == ["cancelled between steps", "interrupted"]
 
 
 STARTING_A_COMMAND = """
@@ -248,9 +244,8 @@ for steps in range(1, 6):
 
 
 def test_a_signal_ends_a_loop_in_which_a_command_is_just_being_started() -> None:
-    command = [sys.executable, "-c", STARTING_A_COMMAND]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.splitlines() == ["cancelled", "interrupted"] * 5, done.stderr
+    said = run(sys.executable, "-c", STARTING_A_COMMAND).splitlines()
+    assert said == ["cancelled", "interrupted"] * 5
 
 
 PRESSED_TWICE = """
@@ -282,9 +277,8 @@ except KeyboardInterrupt:
 
 
 def test_a_second_ctrl_c_cancels_again_and_cuts_off_nothing_else() -> None:
-    command = [sys.executable, "-c", PRESSED_TWICE]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.splitlines() == ["cancelled again", "cleaned up", "interrupted True"]
+    said = run(sys.executable, "-c", PRESSED_TWICE).splitlines()
+    assert said == ["cancelled again", "cleaned up", "interrupted True"]
 
 
 UNCANCELLED = """
@@ -319,9 +313,7 @@ except KeyboardInterrupt:
 
 
 def test_a_cancellation_that_anyio_takes_back_interrupts() -> None:
-    command = [sys.executable, "-c", UNCANCELLED]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "interrupted\n"
+    assert run(sys.executable, "-c", UNCANCELLED) == "interrupted\n"
 
 
 HANGING = """
@@ -346,4 +338,4 @@ except KeyboardInterrupt:
 
 
 def test_ctrl_c_ends_a_loop_that_hangs() -> None:
-    assert subprocess.run([sys.executable, "-c", HANGING], timeout=60).returncode == 7
+    run(sys.executable, "-c", HANGING, code=7)

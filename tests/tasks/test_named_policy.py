@@ -12,13 +12,11 @@ from inspect_ai.model import ChatMessageAssistant, GenerateConfig, Model, get_mo
 from inspect_ai.scorer import Score, Target, mean
 from inspect_ai.solver import Generate, TaskState
 from tests.functions import make_scorer, make_solver
-from tests.rl.policies import Words, renderer
+from tests.rl.policies import Words, roll_out_task
 from tests.rl.tasks import sums
-from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError
-from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.testing import check_parity_async, play_episode, scripted_model
 
 
@@ -69,12 +67,9 @@ def role_in_body() -> Task:
 
 
 def play(task: Any, **options: Any) -> tuple[list[float], Words]:
-    async def run() -> tuple[list[float], Words]:
-        words = Words(["1"])
-        [builder] = as_rl_dataset(task, renderer(), **options).get_batch(0)
-        return (await do_group_rollout(builder, words)).get_total_rewards(), words
-
-    return asyncio.run(run())
+    words = Words(["1"])
+    group = asyncio.run(roll_out_task(task, words, **options))
+    return group.get_total_rewards(), words
 
 
 @pytest.mark.parametrize("task", [model_in_body, model_by_name])

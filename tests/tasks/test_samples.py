@@ -83,14 +83,10 @@ async def test_samples_without_ids_are_numbered_as_in_an_eval(tmp_path: Path) ->
     assert {(s.id, s.input) for s in log.samples} == {(s.id, s.input) for s in chosen}
 
 
-def test_a_superscript_in_an_id_is_no_number() -> None:
-    [sample] = select_samples(task(["²", "b"]), Selection(sample_id="²"))
-    assert sample.id == "²"
-
-
-def test_an_id_that_is_no_match_for_itself_is_taken_literally() -> None:
-    [sample] = select_samples(task(), Selection(sample_id="q[1]"))
-    assert sample.id == "q[1]"
+@pytest.mark.parametrize("id", ["²", "q[1]"], ids=["superscript is no number", "no own match"])
+def test_an_id_is_taken_literally(id: str) -> None:
+    [sample] = select_samples(task([*IDS, "²"]), Selection(sample_id=id))
+    assert sample.id == id
 
 
 @pytest.mark.parametrize(

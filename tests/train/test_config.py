@@ -36,12 +36,6 @@ def test_what_is_not_said_has_defaults_for_the_local_server() -> None:
     assert made.dataset_builder.log_dir == "/runs/one/rollouts"
 
 
-def test_options_of_the_dataset_keep_their_names() -> None:
-    made = config(options={"max_turns": 3, "tool_executor": None, "sandbox": ("docker", "c")})
-    assert made.dataset_builder.max_turns == 3
-    assert made.dataset_builder.sandbox == ("docker", "c")
-
-
 def test_overrides_reach_everything() -> None:
     made = config(
         "kl_penalty_coef=0.5",
@@ -268,8 +262,13 @@ def test_a_line_that_was_cut_off_does_not_take_the_next_one_along(tmp_path: Path
 def test_every_option_reaches_the_builder_and_an_override_takes_none_away() -> None:
     made = config(
         "dataset_builder.options={'on_error': -1}",
-        options={"max_turns": 3, "cost_limit": 0.5, "score_on_error": True, "limit": (1, 5)},
+        options={
+            **{"max_turns": 3, "cost_limit": 0.5, "score_on_error": True, "limit": (1, 5)},
+            **{"tool_executor": None, "sandbox": ("docker", "c")},
+        },
     )
+    assert made.dataset_builder.max_turns == 3
+    assert made.dataset_builder.sandbox == ("docker", "c")
     options = made.dataset_builder.dataset_options()
     assert options.on_error == -1
     assert (options.max_turns, options.cost_limit, options.score_on_error) == (3, 0.5, True)

@@ -36,6 +36,11 @@ def request(folder: Path, **changes: object) -> TrainRequest:
     return TrainRequest(**{**given, **changes})  # type: ignore[arg-type]
 
 
+def tokens(kind: str, asked: TrainRequest) -> float:
+    [line] = [line for line in dry_run(asked) if line.startswith(f"tokens {kind}")]
+    return float(line.split()[2].replace(",", ""))
+
+
 def test_a_dry_run_plans_without_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
     text = "\n".join(dry_run(request(tmp_path), {"sample": 1_000_000.0}))
@@ -62,13 +67,8 @@ def test_the_longest_replies_are_a_part_of_later_prompts(
     )
 
     def cached(max_tokens: int) -> float:
-        changes = {"batch_size": 1, "max_tokens": max_tokens}
-        (line,) = [
-            line
-            for line in dry_run(request(tmp_path, task=str(tmp_path / "task.py"), **changes))
-            if line.startswith("tokens cached")
-        ]
-        return float(line.split()[2].replace(",", ""))
+        changes = {"task": f"{tmp_path}/task.py", "batch_size": 1, "max_tokens": max_tokens}
+        return tokens("cached", request(tmp_path, **changes))
 
     assert cached(200) - cached(100) == more
 
@@ -95,9 +95,7 @@ def test_a_dry_run_plays_the_samples_of_the_run(tmp_path: Path) -> None:
 
     def prefilled(sample: str) -> float:
         changes = {"task": f"{tmp_path}/task.py@two", "batch_size": 1}
-        lines = dry_run(request(tmp_path, **changes, options={"sample_id": sample}))
-        [line] = [each for each in lines if "prefilled" in each]
-        return float(line.split()[2].replace(",", ""))
+        return tokens("prefilled", request(tmp_path, **changes, options={"sample_id": sample}))
 
     assert prefilled("long") > 50 * prefilled("short")
 

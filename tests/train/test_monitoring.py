@@ -18,14 +18,12 @@ import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import includes
-from tests.rl.policies import Words, renderer
+from tests.rl.policies import roll_out_task
 from tests.waiting import has_ended, wait_until
-from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.logs import assemble_pending
 from inspect_tinker_plugin.processes import read_rows
-from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.train import scans
 from inspect_tinker_plugin.train.history import (
     REWARD,
@@ -50,15 +48,10 @@ def about_answers() -> Scanner[Transcript]:
 
 
 def roll_out(log_dir: Path, answers: list[str]) -> None:
-    async def roll() -> None:
-        # logs of one step are of several tasks, or of a step that was done again
-        named = f"sums-{answers[0]}"
-        task = Task([Sample("2+2?", id=1, target="4")], scorer=includes(), name=named)
-        data = as_rl_dataset(task, renderer(), group_size=len(answers), log_dir=log_dir)
-        [builder] = data.get_batch(0)
-        await do_group_rollout(builder, Words(answers))
-
-    asyncio.run(roll())
+    # logs of one step are of several tasks, or of a step that was done again
+    named = f"sums-{answers[0]}"
+    task = Task([Sample("2+2?", id=1, target="4")], scorer=includes(), name=named)
+    asyncio.run(roll_out_task(task, answers, group_size=len(answers), log_dir=log_dir))
     assemble_pending(log_dir)
 
 
