@@ -10,6 +10,7 @@ import shlex
 import sys
 import tomllib
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -34,6 +35,18 @@ DISTRIBUTIONS = {"yaml": "pyyaml", "pydantic_core": "pydantic"}
 def requirements(*extras: str) -> list[Requirement]:
     lists = [PROJECT["optional-dependencies"][extra] for extra in extras]
     return [Requirement(text) for each in (PROJECT["dependencies"], *lists) for text in each]
+
+
+def installed_by(given: Iterable[Requirement]) -> set[str]:
+    """Return the distributions that requirements bring, their own included."""
+    waiting, found = list(given), set[str]()
+    while waiting:
+        name = canonicalize_name(waiting.pop().name)
+        if name not in found:
+            found.add(name)
+            needed = map(Requirement, importlib.metadata.requires(name) or ())
+            waiting += [r for r in needed if not r.marker or r.marker.evaluate({"extra": ""})]
+    return found
 
 
 @functools.cache
@@ -70,16 +83,26 @@ def test_what_is_declared_is_imported() -> None:
 def test_the_installation_without_pytorch_has_all_other_requirements() -> None:
     page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
     [named] = re.findall(r"^pip install (\"inspect-ai.*)$", page, re.MULTILINE)
-    waiting, found = [Requirement(each) for each in shlex.split(named)], set[str]()
-    while waiting:
-        name = canonicalize_name(waiting.pop().name)
-        if name not in found:
-            found.add(name)
-            needed = map(Requirement, importlib.metadata.requires(name) or ())
-            waiting += [r for r in needed if not r.marker or r.marker.evaluate({"extra": ""})]
+    found = installed_by(map(Requirement, shlex.split(named)))
     missing = {canonicalize_name(each.name) for each in requirements()} - found
     assert missing == {"tinker", "tinker-cookbook"}
     assert "torch" not in found
+
+
+def test_every_file_of_tests_is_imported_without_an_extra() -> None:
+    """What needs one imports it in a function, or by ``pytest.importorskip``."""
+    brought = installed_by(requirements("dev"))
+    extra = {
+        module
+        for module, distributions in importlib.metadata.packages_distributions().items()
+        if not brought & set(map(canonicalize_name, distributions))
+    }
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = [node.module]
+            assert not {name.partition(".")[0] for name in names} & extra, path
 
 
 def test_requirements_have_a_lower_bound() -> None:

@@ -12,13 +12,14 @@ from inspect_ai.dataset import Sample
 from inspect_ai.model import ChatMessageUser, ContentImage
 from inspect_ai.scorer import includes
 from inspect_ai.solver import Generate, TaskState
-from openai import AsyncOpenAI
 from tests.agents.sandboxed import agent, free_port, task_of
 from tests.functions import make_solver
 from tests.rl.policies import roll_out_task
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 
 from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError, RendererError
+
+openai = pytest.importorskip("openai", reason="the extra `agents`")
 
 ASK = """
 import sys
@@ -120,7 +121,7 @@ async def shows_an_image(state: TaskState, generate: Generate, *, bridged: bool)
             ChatMessageUser(content=[ContentImage(image="data:image/png;base64,AAAA")])
         )
         return await generate(state)
-    async with agent_bridge(state=None), AsyncOpenAI(api_key="none") as client:
+    async with agent_bridge(state=None), openai.AsyncOpenAI(api_key="none") as client:
         for body in (PLAIN, REFUSED["an image"]):
             await client.chat.completions.create(model="inspect", **body)
     return state

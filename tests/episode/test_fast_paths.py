@@ -21,7 +21,6 @@ from inspect_ai.log import transcript
 from inspect_ai.model import ModelOutput, get_model
 from inspect_ai.scorer import Score, Target, match, mean
 from inspect_ai.solver import Generate, TaskState, generate, use_tools
-from openai import AsyncOpenAI
 from tests.functions import make_scorer, make_solver
 from tests.rl.policies import Words, renderer, roll_out_task, tool_call
 from tests.tools.runs import add
@@ -146,10 +145,12 @@ async def test_the_first_reader_finds_replies_as_they_were() -> None:
 
 
 async def test_the_first_reader_finds_the_name_that_a_program_asked_for() -> None:
+    openai = pytest.importorskip("openai", reason="the extra `agents`")
+
     @make_solver
     async def program(state: TaskState, generate: Generate) -> TaskState:
         async with agent_bridge():
-            client = AsyncOpenAI(api_key="none")
+            client = openai.AsyncOpenAI(api_key="none")
             said: Any = [{"role": "user", "content": "?"}]
             await client.chat.completions.create(model="inspect", messages=said)
         return state

@@ -26,6 +26,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import uvicorn
+import websockets  # noqa: F401 - without it uvicorn answers /ws with 404, and says nothing
 from fastapi import FastAPI, Request, Response, WebSocket, WebSocketDisconnect
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse
