@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from random import Random
 from statistics import fmean
+from threading import Event
 from typing import Any
 
 import pytest
@@ -188,7 +189,7 @@ def test_the_penalties_of_monitors_stay(tmp_path: Path) -> None:
     assert any(each["metrics"]["reward/monitors_penalty"] for each in seen(new))
 
 
-judge_is_there = False
+judge_is_there = Event()
 asked: list[str] = []
 
 
@@ -197,16 +198,16 @@ async def needs_judge(state: TaskState, target: Target) -> Score | None:
     """Fails for ``hard``, and gives no number for ``vague``, until the judge is there."""
     said = state.output.completion
     asked.append(said)
-    if "hard" in said and not judge_is_there:
+    if "hard" in said and not judge_is_there.is_set():
         raise ConnectionError("the judge does not answer")
-    if "vague" in said and not judge_is_there:
+    if "vague" in said and not judge_is_there.is_set():
         return Score.unscored()
     return Score(value=0.5)
 
 
 @pytest.fixture(autouse=True)
-def no_judge(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.logs.test_rescoring.judge_is_there", False)
+def no_judge() -> None:
+    judge_is_there.clear()
     asked.clear()
 
 
@@ -222,14 +223,12 @@ def rewards(log: EvalLog) -> list[Any]:
 
 
 @pytest.mark.parametrize("on_error", ["raise", -1.0])
-def test_failed_judges_are_asked_again(
-    on_error: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_judges_are_asked_again(on_error: Any, tmp_path: Path) -> None:
     log = rolled(with_judge(), tmp_path / "old", ASKED, on_error=on_error)
     before = rewards(log)
     assert before[3:] == [0.5, 0.5, 0.5]
     assert None in before[:3] or -1.0 in before[:3]
-    monkeypatch.setattr("tests.logs.test_rescoring.judge_is_there", True)
+    judge_is_there.set()
     asked.clear()
     new, done = rescored(log, tmp_path / "new", failed=True)
     ended = [one["status"] for one in seen(log)].count("cut")
@@ -247,14 +246,12 @@ def test_failed_judges_are_asked_again(
 
 @make_scorer(accuracy())
 async def needs_judge_of_choices(state: TaskState, target: Target) -> Score | None:
-    if not judge_is_there:
+    if not judge_is_there.is_set():
         raise ConnectionError("the judge does not answer")
     return await choice()(state, target)
 
 
-def test_a_scorer_of_choices_sees_what_the_solver_has_marked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scorer_of_choices_sees_what_the_solver_has_marked(tmp_path: Path) -> None:
     questions = [
         Sample(id=n, input="?", choices=["one", "two", "three " * 100], target="B") for n in (1, 2)
     ]
@@ -263,7 +260,7 @@ def test_a_scorer_of_choices_sees_what_the_solver_has_marked(
     words = [[f"ANSWER: {letter}" for letter in "ABC"]] * 2
     log = rolled(task, tmp_path / "old", words, on_error=-1.0)
     assert rewards(log) == [-1.0] * 6
-    monkeypatch.setattr("tests.logs.test_rescoring.judge_is_there", True)
+    judge_is_there.set()
     new, done = rescored(log, tmp_path / "new", failed=True)
     assert done.failures == []
     for each in samples(new):
@@ -318,16 +315,14 @@ def outcomes(log: EvalLog) -> Any:
     return [[*(one[name] for name in names), bool(one["error"])] for one in seen(log)]
 
 
-def test_the_same_call_only_makes_what_is_missing_or_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_call_only_makes_what_is_missing_or_failed(tmp_path: Path) -> None:
     good = rolled(by_word(), tmp_path / "good")
     bad = rolled(with_judge(), tmp_path / "bad", ASKED, on_error=-1.0)
     logs = [each.location.removeprefix("file://") for each in (good, bad)]
     before = [hashlib.sha256(Path(log).read_bytes()).digest() for log in logs]
     how = Rescoring(output=tmp_path / "new", reward="mean")
     assert asyncio.run(rescore(logs, how)).earlier == 0
-    monkeypatch.setattr("tests.logs.test_rescoring.judge_is_there", True)
+    judge_is_there.set()
     again = asyncio.run(rescore(logs, how))
     assert (again.earlier, again.failures, len(again.logs)) == (1, [], 2)
     assert asyncio.run(rescore(logs, how)).earlier == 2
@@ -391,19 +386,21 @@ async def by_judge(state: TaskState, target: Target) -> Score:
     return Score(value=fmean([float((await each.generate("?")).completion) for each in judges]))
 
 
-@pytest.mark.parametrize("name", ["logs_number/0.5", ["logs_number/0.25", "logs_number/0.75"]])
-def test_other_judges_may_be_given_by_name(name: str | list[str], tmp_path: Path) -> None:
+def without_a_number(folder: Path) -> Any:
     task = Task(dataset=sums(1), solver=generate(), scorer=by_judge())
     options: dict[str, Any] = {"model_roles": {"judge": "logs_number/nan"}, "on_error": -1.0}
-    log = rolled(task, tmp_path / "old", [["a", "b"]], **options)
+    return rolled(task, folder, [["a", "b"]], **options)
+
+
+@pytest.mark.parametrize("name", ["logs_number/0.5", ["logs_number/0.25", "logs_number/0.75"]])
+def test_other_judges_may_be_given_by_name(name: str | list[str], tmp_path: Path) -> None:
+    log = without_a_number(tmp_path / "old")
     new, done = rescored(log, tmp_path / "new", roles={"judge": name})
     assert (rewards(new), done.failures) == ([0.5, 0.5], [])
 
 
 def test_a_call_with_another_judge_continues_none(tmp_path: Path) -> None:
-    task = Task(dataset=sums(1), solver=generate(), scorer=by_judge())
-    options: dict[str, Any] = {"model_roles": {"judge": "logs_number/nan"}, "on_error": -1.0}
-    log = rolled(task, tmp_path / "old", [["a", "b"]], **options)
+    log = without_a_number(tmp_path / "old")
     rescored(log, tmp_path / "new", roles={"judge": "logs_number/0.5"})
     for other in ({"judge": "logs_number/0.25"}, {}):
         with pytest.raises(
@@ -482,11 +479,11 @@ async def of_package_named_as_one_of_inspect(state: TaskState, target: Target) -
 
 @pytest.mark.parametrize("scorer", [of_package, of_package_named_as_one_of_inspect])
 def test_scorers_of_packages_are_found_by_their_whole_names(
-    scorer: Callable[[], Scorer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scorer: Callable[[], Scorer], tmp_path: Path
 ) -> None:
     task = Task(dataset=sums(1), solver=generate(), scorer=scorer())
     log = rolled(task, tmp_path / "old", [["hard", "vague"]], on_error=-1.0)
-    monkeypatch.setattr("tests.logs.test_rescoring.judge_is_there", True)
+    judge_is_there.set()
     new, done = rescored(log, tmp_path / "new", failed=True)
     assert (rewards(new), done.failures) == ([0.5, 0.5], [])
 
@@ -496,14 +493,12 @@ async def twice(state: TaskState, target: Target, applies: bool) -> Score | None
     return await needs_judge()(state, target) if applies else None
 
 
-def test_a_scorer_keeps_its_name_when_another_of_this_name_gives_no_score(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scorer_keeps_its_name_when_another_of_this_name_gives_no_score(tmp_path: Path) -> None:
     scorers = [twice(applies=False), twice(applies=True)]
     task = Task(dataset=sums(1), solver=generate(), scorer=scorers)
     options: dict[str, Any] = {"on_error": -1.0, "reward": "score:twice1"}
     log = rolled(task, tmp_path / "old", [["hard", "vague", "easy"]], **options)
-    monkeypatch.setattr("tests.logs.test_rescoring.judge_is_there", True)
+    judge_is_there.set()
     new, done = rescored(log, tmp_path / "new", failed=True)
     assert (rewards(new), done.failures) == ([0.5] * 3, [])
     assert [set(one["scores"]) for one in seen(new)] == [{"reward", "twice1"}] * 3

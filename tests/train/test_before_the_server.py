@@ -18,9 +18,16 @@ from tinker_cookbook.utils.ml_log import JsonLogger
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.train.history import last_checkpoint
+from inspect_tinker_plugin.train.request import TrainRequest
 from inspect_tinker_plugin.train.run import _console, _imitate_train_test, plan_run, train
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("no_server")]
+
+
+def starts(request: TrainRequest) -> None:
+    """Come to the start of the server: nothing is refused, or done already."""
+    with pytest.raises(Started):
+        train(request)
 
 
 @pytest.mark.parametrize(
@@ -35,10 +42,7 @@ pytestmark = [pytest.mark.local, pytest.mark.usefixtures("no_server")]
         ({"options": {"tool_executor": "cashed"}}, "cashed"),
         ({"options": {"sample_id": "nope"}}, "no sample has the id nope"),
         ({"options": {"on_error": {"scorrer": -1}}}, "unknown cause 'scorrer'"),
-        (
-            {"options": {"sandbox": "dokcer"}},
-            "unknown sandbox .*Did you mean docker",
-        ),
+        ({"options": {"sandbox": "dokcer"}}, "unknown sandbox .*Did you mean docker"),
         ({"test_split": "100%"}, "leaves none"),
         ({"test_task": f"{TOY}@leters"}, "has no task 'leters'"),
         (
@@ -59,9 +63,7 @@ def test_what_cannot_work_is_refused(changes: dict[str, Any], says: str, tmp_pat
     with pytest.raises(ConfigError, match=says):
         train(toy_request(tmp_path / "run", **changes))
     assert not (tmp_path / "run" / "run.lock").exists()
-    train_again = toy_request(tmp_path / "run")
-    with pytest.raises(Started):
-        train(train_again)
+    starts(toy_request(tmp_path / "run"))
 
 
 def test_repeated_ids_of_a_task_to_evaluate_are_refused(tmp_path: Path) -> None:
@@ -109,8 +111,7 @@ def test_warnings_after_a_training_do_not_go_to_its_closed_log(
 
 def test_a_run_that_is_done_says_so(tmp_path: Path) -> None:
     said: list[str] = []
-    with pytest.raises(Started):
-        train(toy_request(tmp_path))
+    starts(toy_request(tmp_path))
     (tmp_path / "checkpoints.jsonl").write_text(
         '{"name": "000010", "batch": 10, "state_path": "tinker://a"}\n'
         '{"name": "final", "batch": 15, "state_path": "tinker://b"}\n'
@@ -120,8 +121,7 @@ def test_a_run_that_is_done_says_so(tmp_path: Path) -> None:
     assert "checkpoint of step 15" in said[0]
     assert result.log_dir == tmp_path
     assert result.try_it is None, "there are no weights to sample from"
-    with pytest.raises(Started):
-        train(toy_request(tmp_path, steps=20, say=said.append))
+    starts(toy_request(tmp_path, steps=20, say=said.append))
     assert said[1:] == ["continuing from the checkpoint of step 15"]
 
 
@@ -129,15 +129,12 @@ def test_options_that_a_continued_run_changes_are_said(tmp_path: Path) -> None:
     def request(**changes: Any) -> Any:
         return toy_request(tmp_path, options={"reward": "mean"}, learning_rate=0.1, **changes)
 
-    with pytest.raises(Started):
-        train(request())
+    starts(request())
     (tmp_path / "checkpoints.jsonl").write_text('{"batch": 5, "state_path": "tinker://a"}\n')
     JsonLogger(tmp_path).log_hparams(plan_run(request(), models=tmp_path).config)
     said: list[str] = []
-    with pytest.raises(Started):
-        train(request(steps=20, say=said.append))
-    with pytest.raises(Started):
-        train(request(group_size=4, max_tokens=9, say=said.append))
+    starts(request(steps=20, say=said.append))
+    starts(request(group_size=4, max_tokens=9, say=said.append))
     assert said == [
         "continuing from the checkpoint of step 5",
         "continuing from the checkpoint of step 5",
@@ -147,15 +144,12 @@ def test_options_that_a_continued_run_changes_are_said(tmp_path: Path) -> None:
 
 def test_the_last_weights_are_tested_when_an_interruption_left_that_out(tmp_path: Path) -> None:
     split = toy_request(tmp_path, test_split="4", task=str(TOY))
-    with pytest.raises(Started):
-        train(split)
+    starts(split)
     (tmp_path / "checkpoints.jsonl").write_text(
         '{"name": "final", "batch": 15, "state_path": "tinker://b", "sampler_path": "tinker://c"}\n'
     )
-    with pytest.raises(Started):
-        train(split)
-    with pytest.raises(Started):
-        train(replace(split, overrides=("eval_every=3",)))
+    starts(split)
+    starts(replace(split, overrides=("eval_every=3",)))
     assert train(replace(split, eval_every=0)).checkpoint == "tinker://c"
     (tmp_path / "metrics.jsonl").write_text('{"step": 15, "test/env/all/reward/total": 0.0}\n')
     result = train(split)
@@ -178,11 +172,9 @@ SAVED = '{"name": "000003", "batch": 3, "state_path": "tinker://model_a/weights/
 
 @pytest.mark.parametrize("end", ["", "\n", '\n{"name": ', "\n{"])
 def test_a_line_that_a_killed_run_left_unfinished_is_cut_off(tmp_path: Path, end: str) -> None:
-    with pytest.raises(Started):
-        train(toy_request(tmp_path))
+    starts(toy_request(tmp_path))
     (tmp_path / "checkpoints.jsonl").write_text(SAVED + end)
-    with pytest.raises(Started):
-        train(toy_request(tmp_path))
+    starts(toy_request(tmp_path))
     assert (tmp_path / "checkpoints.jsonl").read_text() == SAVED + "\n"
 
 
@@ -224,8 +216,7 @@ def test_a_folder_in_which_another_process_trains_is_refused(tmp_path: Path) -> 
     finally:
         other.kill()
         other.communicate()
-    with pytest.raises(Started):  # the lock has gone with its process
-        train(toy_request(tmp_path))
+    starts(toy_request(tmp_path))  # the lock has gone with its process
 
 
 def test_a_folder_that_cannot_be_made_is_named() -> None:
