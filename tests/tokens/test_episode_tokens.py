@@ -391,7 +391,7 @@ def test_the_trainer_gets_what_the_solver_saw_of_a_cut_reply(stop: str, cut: str
     config = GenerateConfig(stop_seqs=[stop])
     messages = opening()
     for text in ("Action: look", cut, "Done."):
-        output = rollout.turn(messages, text, stop=text != cut, config=config)
+        output = rollout.turn(messages, text, stop=text != cut, stop_reason=None, config=config)
         assert output.stop_reason == "stop"
         messages += [output.message, ChatMessageUser(content="Observation: real")]
     seen = cut[: cut.index(stop)]
