@@ -205,10 +205,8 @@ class Container:
 
     async def request(self, kind: RequestKind, words: tuple[str, ...], **options: Any) -> Call:
         """Send a request to the executor; the call holds its end. Raises as :meth:`run`."""
-        executor = self._executor
-        assert executor is not None, "the container was not started"
         try:
-            call = await executor.call(kind, words, **options)
+            call = await self.executor.call(kind, words, **options)
         except (ConnectionError, ExecutorSilent) as ex:
             raise await self.failure(ex) from ex
         if call.end is not None and Flag.UNSTOPPED in call.end.flags:
@@ -220,8 +218,7 @@ class Container:
 
         Its limit is that of the standard error that was not read yet; more is dropped.
         """
-        executor = self._executor
-        assert executor is not None, "the container was not started"
+        executor = self.executor
         words = (command.user or self.user, command.cwd, *command.argv)
         try:
             call = executor.open(words, env=_environment(command), said=command.limit)
@@ -318,6 +315,12 @@ class Container:
     def is_ready(self) -> bool:
         """Return, without waiting, whether it lives and its own command, if any, still runs."""
         return self._executor is not None and self._executor.is_ready()
+
+    @property
+    def executor(self) -> Executor:
+        """The channel to its process 1, once it was started."""
+        assert self._executor is not None, "the container was not started"
+        return self._executor
 
     def kill(self, fault: str) -> None:
         """End the container immediately; later commands fail with ``fault``."""

@@ -48,6 +48,7 @@ _SILENCE_SECONDS = 60.0
 
 _VERSION = 1
 _HEAD = struct.Struct("<III")
+_READY = struct.Struct("<IIII")
 _END_SECONDS = 5.0
 """Seconds that a command which is killed may take to end before nobody waits for it."""
 
@@ -87,6 +88,8 @@ class ExecutorSilent(Exception):
 class Executor:
     """The channel to process 1 of one container. Usable from any event loop."""
 
+    _setup: Setup
+
     def __init__(self, channel: AttachedSocket) -> None:
         self._channel = channel
         self._calls: dict[int, Call] = {}
@@ -99,41 +102,53 @@ class Executor:
         self._heard = time.monotonic()
         self._lost = False
         self._events: list[tuple[_Answer, bytes]] = []
+        self._log = bytearray()  # of the container's own command; the executor limits it
         self._said = bytearray()
 
     # starting, in a thread
 
     def greet(self, setup: Setup, timeout: float, container: str, label: str) -> None:
         """Send the executor its setup, and wait until the container is ready."""
+        self._setup = setup
         words = [setup.user, setup.folder, *setup.command]
         flags = setup.has_home | setup.holds << 1 | setup.bounded << 2
         head = struct.pack("<QII", setup.capabilities, len(setup.command), flags)
         deadline = time.monotonic() + timeout
-        log = bytearray()
         problem = ""
         try:
             self._send(_Request.CONFIGURE, 0, head + join_null_terminated(words))
             for kind, body in self._answers(deadline):
-                if kind is _Answer.LOG:
-                    log += body
-                elif kind is _Answer.HELLO:
+                if kind is _Answer.HELLO:
                     version, problems = struct.unpack("<II", body)
                     if version != _VERSION or problems:
                         problem = f"the executor cannot protect itself on this engine ({problems})"
                         break
                 elif kind is _Answer.READY:
-                    state, status, stage, error = struct.unpack("<IIII", body)
+                    state, _, stage, _ = _READY.unpack(body)
                     if state == 3 and (setup.command or stage):
-                        problem = explain_end(setup, FailedAt(stage), error, status)
+                        problem = self._explain(body)
                     break
         except OSError as ex:
             problem = str(ex)
         if problem:
-            said = (bytes(log) + bytes(self._said)).decode(errors="replace").strip()
             raise SandboxStartError(
-                f"{label}: {problem}; it said: {said[-2000:] or 'nothing'}",
-                container=container,
+                f"{label}: {problem}; it said: {self.said}", container=container
             )
+
+    def _explain(self, ready: bytes) -> str:
+        _, status, stage, error = _READY.unpack(ready)
+        return explain_end(self._setup, FailedAt(stage), error, status)
+
+    @property
+    def said(self) -> str:
+        """The end of what the container's own command printed, for messages."""
+        said = (bytes(self._log) + bytes(self._said)).decode(errors="replace").strip()
+        return said[-2000:] or "nothing"
+
+    def why_ended(self) -> str:
+        """Describe, for messages, why it is not ready."""
+        reports = [body for kind, body in self._events if kind is _Answer.READY]
+        return self._explain(reports[0]) if reports else "the container ended"
 
     def _answers(self, deadline: float) -> Iterator[tuple[_Answer, bytes]]:
         while True:
@@ -141,8 +156,8 @@ class Executor:
             if not pieces:
                 raise OSError("the container ended")
             self._take(pieces)
-            events, self._events = self._events, []
-            yield from events
+            while self._events:  # what follows the one that the caller waits for is kept
+                yield self._events.pop(0)
 
     # requests
 
@@ -150,7 +165,8 @@ class Executor:
         """Return, without waiting, whether it can be asked and the container's command runs."""
         if self._lost or not self._channel.is_open():
             return False
-        self._hear(None)
+        while self._hear(None):
+            pass
         return all(kind is not _Answer.READY for kind, _ in self._events)
 
     def close(self) -> None:
@@ -393,7 +409,9 @@ class Executor:
 
     def _dispatch(self, kind: _Answer, id: int, body: bytes) -> None:
         if id == 0:
-            if kind is not _Answer.PONG:
+            if kind is _Answer.LOG:
+                self._log += body
+            elif kind is not _Answer.PONG:
                 self._events.append((kind, body))
             return
         call = self._calls.get(id)

@@ -140,7 +140,7 @@ class Project:
             await_ready(service)
         for container in self.containers:
             if not container.is_ready():
-                raise SandboxStartError(f"{container.config.label}: its command has ended")
+                raise SandboxStartError(f"{container.config.label}: {_describe_end(container)}")
 
 
 def _await_ready(container: Container, closed: Callable[[], bool]) -> None:
@@ -191,14 +191,21 @@ async def _become_healthy(container: Container, check: HealthCheck) -> str:
         result = await container.run(_command(container, argv, check.timeout))
         if result.status == 0 and not result.timed_out:
             return ""
+        if not container.is_ready():
+            return _describe_end(container)
         if time.monotonic() - begun > check.seconds:
-            return _describe(result, f"not healthy within {check.seconds:.0f} seconds")
+            problem = _describe(result, f"not healthy within {check.seconds:.0f} seconds")
+            return f"{problem}; its command said: {container.executor.said}"
         await anyio.sleep(pause)
         pause = min(2 * pause, check.interval)  # what is ready early is noticed early
 
 
 def _command(container: Container, argv: tuple[str, ...], timeout: float) -> Command:
     return Command(argv=argv, cwd=container.working_dir, timeout=timeout)
+
+
+def _describe_end(container: Container) -> str:
+    return f"{container.executor.why_ended()}; it said: {container.executor.said}"
 
 
 def _describe(result: CommandResult, what: str) -> str:

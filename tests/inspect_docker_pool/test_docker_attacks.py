@@ -245,7 +245,10 @@ async def test_a_background_process_and_parallel_commands_change_nothing(
         await asyncio.gather(*(one(n) for n in range(20)))
 
 
-@pytest.mark.parametrize("limits", ["pids_limit: 1000", "ulimits: {nofile: 100}"])
+@pytest.mark.parametrize(
+    "limits",
+    ["pids_limit: 1000", "ulimits: {nofile: 100}", "ulimits: {nofile: {soft: 64, hard: 1000}}"],
+)
 async def test_more_commands_at_once_than_it_can_run_wait_their_turn(
     open_sandbox: Any, image: str, tmp_path: Path, limits: str, compose_plugin: None
 ) -> None:

@@ -218,17 +218,23 @@ async def test_services_start_as_they_depend_on_each_other(
             r"service 'seed': its command did not complete \(status 3\); it said: broken",
         ),
         (
-            {"web": {"command": ["sh", "-c", "echo gone; exit 4"]}},
+            {"web": {"command": ["sh", "-c", "echo gone; exit 4"],
+                     "healthcheck": {"test": "sleep 1; false"}}},
             "service 'web': its command 'sh' ended with status 4; it said: gone",
         ),
         (
-            {"a": {"command": ["sh", "-c", "sleep 0.1; exit 4"]},
+            {"a": {"command": ["sh", "-c", "sleep 0.1; echo gone; exit 4"]},
              "web": {"healthcheck": {"test": "sleep 0.3"}}},
-            "service 'a': its command has ended",
+            "service 'a': its command 'sh' ended with status 4; it said: gone",
+        ),
+        (
+            {"web": {"command": ["sh", "-c", "sleep 0.2; echo no module; exit 1"],
+                     "healthcheck": {"test": "false", "interval": "1s", "timeout": "1s"}}},
+            "service 'web': its command 'sh' ended with status 1; it said: no module",
         ),
         ({"web": {"image": "no/such:image", "x-local": True}}, "no/such:image"),
     ],
-    ids=["unhealthy", "incomplete", "ends", "ends later", "missing"],
+    ids=["unhealthy", "incomplete", "ends", "ends later", "never healthy, as it ends", "missing"],
 )  # fmt: skip
 async def test_a_server_that_does_not_come_up_is_an_error_that_names_it(
     manager: PoolManager,

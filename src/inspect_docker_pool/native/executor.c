@@ -989,8 +989,7 @@ static void configure(u8 *body, u32 size) {
   main_pid = (int)child;
 }
 
-/* The user's own command: report that it continues, and when it has ended; pass on what it prints
- * until then. */
+/* The user's own command: report that it continues, and when it has ended. */
 static void answer_ready(int state) {
   u32 body[4] = {(u32)state, (u32)main_status, (u32)slots[JOBS].stage, (u32)slots[JOBS].error};
   frame(READY, 0, body, sizeof body);
@@ -1094,6 +1093,7 @@ static void collect(struct job *job, int which) {
   output_to += (u32)n + 12;
 }
 
+/* Pass on the start of what the container's own command prints: it may say why it has ended. */
 static void collect_log(void) {
   long n = read_(main_out, chunk, CHUNK);
   if (n == -EAGAIN || n == -EINTR) return;
@@ -1101,7 +1101,7 @@ static void collect_log(void) {
     drop(&main_out);
     return;
   }
-  if (main_state == 2 || main_logged >= LOG_LIMIT) return;
+  if (main_logged >= LOG_LIMIT || !may_read()) return;
   if (n > 16 * 1024) n = 16 * 1024;
   main_logged += (u32)n;
   frame(LOG, 0, chunk, (u32)n);
@@ -1443,6 +1443,7 @@ void begin(unsigned long *stack) {
     for (;;) nap(3600 * 1000);
   }
   learn(argv + argc + 1);
+  put_right(); /* the soft limit of open files may be below what poll is given */
   prepare();
   serve();
 }
