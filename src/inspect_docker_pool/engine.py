@@ -256,7 +256,9 @@ class Engine:
         from docker.utils import kwargs_from_env
 
         try:
-            _knock()
+            # Once it was there, an engine that is away is the error of the call that needs it.
+            if self._version is None:
+                _knock()
             kind, adapter = _client_types()
             client = kind(version=self._version, timeout=max(1, int(timeout)), **kwargs_from_env())
             self._version = client.api_version

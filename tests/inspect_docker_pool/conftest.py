@@ -193,8 +193,11 @@ class SilentEngine:
         """Whether the connection is cut before a request comes through."""
         self._deaf = threading.Event()
         self._open: list[socket.socket] = []
+        self.start()
+
+    def start(self) -> None:
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(path)
+        self._listener.bind(self.path)
         self._listener.listen()
         threading.Thread(target=self._serve, daemon=True).start()
 
@@ -206,9 +209,11 @@ class SilentEngine:
         self._hang_up()
 
     def close(self) -> None:
+        """Refuse connections, as an engine that was stopped."""
         self._hang_up()
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        Path(self.path).unlink()
 
     def _hang_up(self) -> None:
         for one in self._open:

@@ -76,6 +76,23 @@ async def test_what_could_not_be_removed_is_removed_when_the_engine_answers(
     await until(lambda: left_behind(owner) == [])
 
 
+# The SDK leaves a socket to the garbage collector whenever the engine does not answer.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_a_release_while_the_engine_is_away_keeps_no_place(
+    silent_engine: SilentEngine, image: str
+) -> None:
+    config = DockerPoolConfig(image=image, warm=0, max=1)
+    sandboxes = await Env.sample_init("test", config, {})
+    silent_engine.close()
+    await Env.sample_cleanup("test", None, sandboxes, False)
+    (pool,) = pool_manager().pools()
+    await until(lambda: pool.state.removing == 0)
+    silent_engine.start()
+    again = await Env.sample_init("test", config, {})
+    assert (await again["default"].exec(["echo", "on"])).stdout == "on\n"
+    await Env.sample_cleanup("test", None, again, False)
+
+
 async def _set_up(config: DockerPoolConfig) -> dict[str, Any]:
     with Env.share_setup({}, b"echo made > /made") as shared:
         sandboxes = await Env.sample_init("test", config, {})
