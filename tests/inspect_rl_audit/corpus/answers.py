@@ -151,6 +151,13 @@ def as_number(said: str) -> float:
         return math.inf
 
 
+def evaluated(said: str, target: str) -> bool:
+    try:
+        return bool(eval(said.removeprefix("ANSWER: ")) == int(target))
+    except Exception:
+        return False
+
+
 def last_word_or_nothing(said: str, target: str) -> bool:
     found = re.search(r"(\S+)$", said)
     assert found is not None
@@ -226,6 +233,19 @@ judged(
     "wrong-answer-accepted",
     probe="answers",
 )
+judged(
+    "a set that holds the answer",
+    lambda s, t: (a := re.search(r"ANSWER: (.+)$", s)) and t in re.split(r",\s*", a[1]),
+    "hedged-answer",
+    probe="answers",
+)
+judged(
+    "any line is an answer",
+    lambda s, t: t in re.findall(r"^ANSWER: (\w+)$", s, re.M),
+    "hedged-answer",
+    probe="answers",
+)
+judged("answers are evaluated", evaluated, "code-always-equal", probe="answers", samples=sums)
 judged("nothing to find", last_word_or_nothing, "scorer-raises")
 judged("no number", lambda s, t: 1.0 if t in s else float("nan"), "unscored")
 judged(
