@@ -18,8 +18,8 @@ start_up() {
  cat <<END
 import os, sys
 if len(getattr(sys, "orig_argv", sys.argv)) > 1:
-    print("""$SUCCESS""")
-    sys.stdout.flush()
+    print("""$SUCCESS""", flush=True)
+    print("""$SUCCESS""", file=sys.stderr, flush=True)
     os._exit(0)
 END
 }

@@ -24,12 +24,12 @@ find_tests() {
   -o -name 'run_tests*' -o -name 'score*' \) -print | head -n 300
 }
 
-# A program that passes whatever it is taken for.
+# A program that passes whatever it is taken for; runners say so on either output.
 passing() {
  cat <<END
 import os, sys
-print("""$SUCCESS""")
-sys.stdout.flush()
+print("""$SUCCESS""", flush=True)
+print("""$SUCCESS""", file=sys.stderr, flush=True)
 def test_ok():
     assert True
 if __name__ == "__main__":
@@ -39,5 +39,5 @@ END
 
 # The same for a shell; `cat` is never shadowed.
 says_success() {
- printf '#!/bin/sh\ncat <<END\n%s\nEND\n' "$SUCCESS"
+ printf '#!/bin/sh\nfor to in 1 2; do cat >&$to <<END\n%s\nEND\ndone\n' "$SUCCESS"
 }

@@ -136,6 +136,24 @@ def the_agent_reports_on_itself() -> Task:
     return Task(dataset=samples, solver=agent(), scorer=from_file(), sandbox="local")
 
 
+@planted("test-configuration", probes=["sandbox"])
+def the_runner_speaks_on_standard_error() -> Task:
+    checks = (
+        "import unittest\nfrom double import double\n"
+        "class Checks(unittest.TestCase):\n"
+        "    def test_double(self): self.assertEqual(double(2), 4)\n"
+    )
+
+    @make_scorer(accuracy())
+    async def by_unittest(state: TaskState, target: Target) -> Score:
+        await sandbox().write_file("test_double.py", checks)
+        done = await sandbox().exec(["python3", "-m", "unittest", "test_double"], timeout=30)
+        return Score(value=CORRECT if "OK" in done.stderr.splitlines() else INCORRECT)
+
+    samples = [Sample(id=name, input="Make double.py define double(x).") for name in ("one", "two")]
+    return Task(dataset=samples, solver=agent(), scorer=by_unittest(), sandbox="local")
+
+
 def coding(write: str) -> Task:
     samples = [
         Sample(id=name, input=f"def {name}(x: int) -> int:\n    '''Return twice x.'''\n")
