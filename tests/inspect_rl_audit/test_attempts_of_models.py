@@ -268,6 +268,7 @@ async def test_a_sample_that_was_not_tried_is_kept(task: str, tmp_path: Path) ->
     report = await signal_of(task, tmp_path / "out", right, right, right, failed)
     signal = report.summary["signal"]
     assert (signal["flat_groups"], signal["solved_by_all"]) == (1, 1)
+    assert signal["recommendation"]["group_size"] == 8  # the usual one: no rewards say another
     assert (tmp_path / "out" / "samples.txt").read_text() == "a, odd [id]*\na, odd [id]**\n"
     await signal_of(task, tmp_path / "out", right, attempt("plain", 0.0))
     assert not (tmp_path / "out" / "samples.txt").exists()

@@ -167,7 +167,7 @@ def _examine_endings(attempts: Sequence[ModelAttempt]) -> list[Finding]:
 def _recommend(mixed: Rewards, attempts: Sequence[ModelAttempt], full: float) -> dict[str, Any]:
     """Recommend group size and reply length for a first run on samples whose rewards differ."""
     rates = [sum(_find_solved(rewards, full)) / len(rewards) for rewards in mixed.values()]
-    rate = statistics.median(rates) if rates else 0.5
+    rate = statistics.median(rates) if rates else 0.0  # where none differ, nothing is known
     flat = max(rate, 1 - rate)
     # the smallest group whose rewards differ nine times in ten: flat^G <= 0.1
     size = math.ceil(math.log(0.1) / math.log(flat)) if 0 < flat < 1 else 8
