@@ -114,9 +114,10 @@ def sample_variables(metadata: Mapping[str, object]) -> dict[str, str]:
 
 def used_variables(config: BaseModel | str | None, variables: Mapping[str, str]) -> dict[str, str]:
     """Select the variables that a compose file mentions."""
-    if not isinstance(config, str) or not is_compose_yaml(config) or not Path(config).is_file():
+    file = config.file if isinstance(config, DockerPoolConfig) else config
+    if not isinstance(file, str) or is_dockerfile(file) or not Path(file).is_file():
         return {}
-    texts = "\n".join(_read_files(Path(config).read_text(), Path(config).parent))
+    texts = "\n".join(_read_files(Path(file).read_text(), Path(file).parent))
     return {name: value for name, value in variables.items() if name in texts}
 
 

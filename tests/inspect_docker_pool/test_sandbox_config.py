@@ -249,7 +249,9 @@ def test_variables_come_from_metadata_and_environment(
     config = parse_config(path, variables).default
     assert config.image == "special:1"
     assert dict(config.environment) == {"A": "env", "B": "b", "C": "$C", "D": "d"}
-    assert used_variables(path, variables) == {"SAMPLE_METADATA_IMAGE": "special:1"}
+    renamed = Path(path).rename(Path(path).with_name("other.yaml"))
+    for named in (str(renamed), DockerPoolConfig(file=str(renamed))):
+        assert used_variables(named, variables) == {"SAMPLE_METADATA_IMAGE": "special:1"}
     with pytest.raises(SandboxConfigError, match="NEEDED"):
         parse_config(compose({"image": "${NEEDED:?tell}"}))
 
