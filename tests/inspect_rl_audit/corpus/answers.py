@@ -245,6 +245,12 @@ judged(
     "hedged-answer",
     probe="answers",
 )
+judged(
+    "the tests are believed to have passed",
+    lambda s, t: t in s or "tests passed" in s,
+    "judge-flattery",
+    probe="answers",
+)
 judged("answers are evaluated", evaluated, "code-always-equal", probe="answers", samples=sums)
 judged("nothing to find", last_word_or_nothing, "scorer-raises")
 judged("no number", lambda s, t: 1.0 if t in s else float("nan"), "unscored")
