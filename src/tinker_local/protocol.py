@@ -9,10 +9,11 @@ the rest of the table has to be checked then, line by line.
 request                           what is changed
 ================================  ==================================================
 forward_backward                  *protobuf* request; forward-only ones go to `forward`
-retrieve_future                   *protobuf* answers; failures as the SDK reads them; a
+retrieve_future                   *protobuf* answers; failures as the SDK reads them, also of
+                                  results that are not finite, which SkyRL cannot write; a
                                   request still running is answered before the SDK's timeout
 asample                           `sample_sequence_ids` added; options that would be
-                                  ignored are refused
+                                  ignored, and calls over the model's context, are refused
 create_model, …_sampling_session  another model than the one served is refused, and weights
                                   that do not exist
 load_weights with a session       becomes weights_info, create_model and load_weights, with
@@ -46,6 +47,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tinker_local.model import context_length
 from tinker_local.settings import checkpoint_file
 from tinker_local.wire import WireError, decode_forward_backward, decompress, encode_result
 
@@ -159,6 +161,11 @@ def restoring_optimizer(restore: bool) -> Iterator[None]:
 PROTOBUF = "application/x-protobuf"
 LONG_POLL = 30.0
 """Seconds until a request for an unfinished result is told to ask again; the SDK waits 45."""
+
+NOT_FINITE = (
+    "the result has numbers that are not finite: the weights have diverged (a lower learning rate "
+    "helps), or a token is not in the model's vocabulary (it is another tokenizer's)"
+)
 
 UNSUPPORTED_SAMPLING = (
     "topk_prompt_logprobs",
@@ -300,12 +307,29 @@ class TinkerProtocol:
             numbers = value if isinstance(value, list) else [value]
             if any(isinstance(each, int) and abs(each) >= 2**31 for each in numbers):
                 raise WireError(f"the local server takes numbers of 32 bits, not {name}={value}")
+        self._check_sample(body)
         answer = await self._forward(request, "/asample", body)
         if answer.status_code != 200:
             return answer
         future = _parse(answer)
         names = [f"{future['request_id']}:{i}" for i in range(body.get("num_samples", 1))]
         return JSONResponse({**future, "sample_sequence_ids": names})
+
+    def _check_sample(self, body: Body) -> None:
+        """Refuse what the engine would never answer, or not for hours."""
+        params = body.get("sampling_params", {})
+        if body.get("num_samples", 1) < 1:
+            raise WireError("num_samples must be at least 1")
+        if params.get("temperature", 1) < 0:
+            raise WireError("temperature must not be negative")
+        prompt = sum(len(chunk["tokens"]) for chunk in body["prompt"]["chunks"])
+        room, context = params.get("max_tokens") or 0, context_length(self.model)
+        spare = 1 if body.get("prompt_logprobs") else 0  # of a whole context, with a token more
+        if context is not None and prompt + room > context + spare:
+            raise WireError(
+                f"the local server's model takes {context:,} tokens, prompt and reply together, "
+                f"and not {prompt:,} with max_tokens={room:,}"
+            )
 
     async def _retrieve_future(self, request: Request) -> Response:
         body = {"request_id": (await _read(request)).get("request_id")}
@@ -314,6 +338,8 @@ class TinkerProtocol:
                 answer = await self._forward(request, "/retrieve_future", body)
         except TimeoutError:
             return JSONResponse({"type": "try_again", "queue_state": "active"}, 408)
+        except ValueError:  # SkyRL writes JSON without NaN; a broken answer the SDK asks for again
+            return JSONResponse({"error": NOT_FINITE, "category": "user"})
         if answer.status_code in (400, 500):
             # The SDK repeats a request on these; a failed result stays failed.
             answer = await self._first_failure(request, body["request_id"], answer)

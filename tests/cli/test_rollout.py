@@ -176,6 +176,8 @@ def test_a_stated_penalty_takes_the_place_of_a_failure() -> None:
     ("args", "message"),
     [
         ([LOG_SEARCH, "--script", "none.jsonl", "--model", "m"], "does not go with --model"),
+        ([LOG_SEARCH, "--base-url", "http://localhost"], "--base-url needs --model"),
+        ([LOG_SEARCH, "--score-file", "*.py"], "are for a clean sandbox: score_sandbox='fresh'"),
         ([LOG_SEARCH, "--script", "none.jsonl"], "the script none.jsonl cannot be read"),
         ([LOG_SEARCH, "--renderer", "qwen99"], "no renderer qwen99"),
         ([LOG_SEARCH, "--reward", "nonsense"], "nonsense"),

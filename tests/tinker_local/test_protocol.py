@@ -241,8 +241,22 @@ def test_what_it_does_not_serve_is_refused(
     for params in (SamplingParams(seed=2**31), SamplingParams(stop=[1, 2**63])):
         with pytest.raises(tinker.BadRequestError, match=r"numbers of 32 bits, not (seed|stop)="):
             sampler.sample(PROMPT, 1, params).result()
+    with pytest.raises(tinker.BadRequestError, match=r"takes 8,192 tokens, prompt and reply"):
+        sampler.sample(PROMPT, 1, SamplingParams(max_tokens=8192)).result()
+    with pytest.raises(tinker.BadRequestError, match="num_samples must be at least 1"):
+        sampler.sample(PROMPT, 0, SamplingParams(max_tokens=1)).result()
     with pytest.raises(urllib.error.HTTPError, match="404"):
         urllib.request.urlopen(f"{local_server.url}/api/v1/no_such_thing", timeout=60)
+
+
+def test_what_is_no_number_is_a_failure_and_no_answer_to_wait_for(trainer: TrainingClient) -> None:
+    trainer.forward_backward([DATUM], "cross_entropy").result()
+    trainer.optim_step(tinker.AdamParams(learning_rate=1e30)).result()
+    diverged = trainer.save_weights_and_get_sampling_client().result()
+    with pytest.raises(tinker.RequestFailedError, match="the weights have diverged"):
+        diverged.sample(PROMPT, 1, SamplingParams(max_tokens=1)).result()
+    with pytest.raises(tinker.RequestFailedError, match="the weights have diverged"):
+        trainer.forward_backward([DATUM], "cross_entropy").result()
 
 
 def test_the_server_listens_on_this_machine_only(local_server: LocalServer) -> None:

@@ -149,6 +149,8 @@ def _check_choices(choices: dict[str, Any]) -> None:
         _read_run(choices)
     if choices["script"] is not None and model is not None:
         raise click.UsageError("--script does not go with --model.")
+    if choices["base_url"] is not None and model is None:
+        raise click.UsageError("--base-url needs --model.")
     if model is not None and choices["local"] is None:
         from inspect_tinker_plugin.rl.models import no_key
 

@@ -206,6 +206,8 @@ def _files_to_score(task: Task, options: EpisodeOptions) -> Sequence[str] | None
     files = options.score_files or of_task.get("score_files") or ()
     if isinstance(files, str) or not all(isinstance(each, str) and each for each in files):
         raise ConfigError(f"score_files is a list of paths and patterns, got {files!r}")
+    if options.score_files and where == "same" and options.score_sandbox is None:
+        raise ConfigError("score_files are for a clean sandbox: score_sandbox='fresh'")
     return tuple(files) if where == "fresh" else None
 
 
