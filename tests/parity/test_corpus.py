@@ -85,7 +85,9 @@ async def test_rollout_in_tokens_agrees_with_eval(
         return trajectory
 
     monkeypatch.setattr(rollout_runner, "run_rollout", rolling)
-    await agreed(case, "tokens")
+    report = await agreed(case, "tokens")
+    assert report.episode_side is not None
+    assert rolled_out or report.episode_side.error, "the rollout was not seen"
     for trajectory in rolled_out:
         assert_kept_in_a_log(trajectory)
 
