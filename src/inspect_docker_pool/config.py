@@ -146,7 +146,8 @@ class ContainerConfig:
     command: tuple[str, ...] | None = KEEP_ALIVE
     """``None`` runs the image's own command."""
     entrypoint: tuple[str, ...] | None = None
-    environment: tuple[tuple[str, str], ...] = ()
+    environment: tuple[tuple[str, str | None], ...] = ()
+    """``None`` takes a variable of the image away."""
     working_dir: str | None = None
     user: str | None = None
     hostname: str | None = None

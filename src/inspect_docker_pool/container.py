@@ -367,7 +367,7 @@ class Container:
             entrypoint=[PROGRAM],
             name=self.name,
             labels=self._labels,
-            environment=dict(config.environment),
+            environment=[k if v is None else f"{k}={v}" for k, v in config.environment],
             working_dir=config.working_dir,
             user="0:0",  # of the executor, which starts commands as their own users
             hostname=config.hostname,
@@ -404,7 +404,7 @@ class Container:
         environment = {**dict(image.environment), **dict(config.environment)}
         return Setup(
             capabilities=capability_mask(self._capabilities),
-            has_home="HOME" in environment,
+            has_home=environment.get("HOME") is not None,
             user=self.user,
             folder=self.working_dir,
             command=command,

@@ -99,7 +99,7 @@ def parse_service(
         pull=_pull(service, refuse),
         command=command,
         entrypoint=_words(service.get("entrypoint")),
-        environment=tuple(sorted((k, str(v)) for k, v in given.items() if v is not None)),
+        environment=tuple(sorted((k, None if v is None else str(v)) for k, v in given.items())),
         working_dir=normpath(folder) if (folder := service.get("working_dir")) else None,
         user=service.get("user"),
         hostname=service.get("hostname"),

@@ -121,8 +121,7 @@ def expected(said: dict[str, Any], name: str, path: Path, project: ProjectConfig
         **{key: service.get(key) for key in
            ("image", "command", "entrypoint", "working_dir", "user", "hostname", "platform",
             "runtime", "cap_add", "read_only", "tmpfs")},
-        "environment": {k: v for k, v in (service.get("environment") or {}).items()
-                        if v is not None},
+        "environment": service.get("environment") or {},
         "build": build and {"context": build["context"], "dockerfile": build["dockerfile"],
                             "args": build.get("args") or {}, "target": build.get("target")},
         "volumes": [

@@ -81,7 +81,7 @@ def test_every_honoured_key_reaches_the_container(compose: Any, tmp_path: Path) 
     assert (config.build.context, config.build.dockerfile) == (str(tmp_path), "D")
     assert config.build.args == (("X", "1"),)
     assert config.command == ("sleep", "infinity")
-    assert dict(config.environment) == {"A": "1", "B": "2"}
+    assert dict(config.environment) == {"A": "1", "B": "2", "NOBODY_SET_THIS": None}
     assert (config.working_dir, config.user, config.hostname) == ("/w", "1000", "h")
     assert config.limits.cpus == 0.5
     assert config.limits.memory == 512 * MIB
