@@ -33,6 +33,20 @@ pytestmark = [pytest.mark.local, pytest.mark.slow, pytest.mark.long, pytest.mark
 SMALL = ("--batch-size", "2", "--group-size", "4")
 
 
+def tried(run: Run) -> list[float]:
+    """The rewards of the command that a run ends with."""
+    (command,) = re.findall("^try it: (.*)$", run.terminal, re.MULTILINE)
+    words = shlex.split(command)[2:]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", MAIN, *words, "--json"],
+        env=environ(run.log_dir),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line)["reward"] for line in done.stdout.splitlines()]
+
+
 def test_the_reward_rises_and_the_folder_tells_everything(tmp_path: Path, tiny_model: Path) -> None:
     run = Run.start(tmp_path, tiny_model, "--steps", "15", "--test-split", "8")
     run.wait_for_steps(1)
@@ -53,16 +67,7 @@ def test_the_reward_rises_and_the_folder_tells_everything(tmp_path: Path, tiny_m
         for path in sorted(tmp_path.glob("rollouts/test/*.eval"))
     ]
     assert measured == [0, 5, 10, 15]
-    (command,) = re.findall("^try it: (.*)$", run.terminal, re.MULTILINE)
-    words = shlex.split(command)[2:]
-    tried = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", MAIN, *words, "--json"],
-        env=environ(tmp_path),
-        capture_output=True,
-        text=True,
-    )
-    assert tried.returncode == 0, tried.stderr
-    rewards = [json.loads(line)["reward"] for line in tried.stdout.splitlines()]
+    rewards = tried(run)
     assert len(rewards) == 4
     assert sum(rewards) / 4 > first, "these are the trained weights"
     page = (tmp_path / "report.html").read_text()
@@ -73,6 +78,14 @@ def test_the_reward_rises_and_the_folder_tells_everything(tmp_path: Path, tiny_m
     assert log.samples is not None
     assert len(log.samples) == 32
     assert all(sample.messages[-1].role == "assistant" for sample in log.samples)
+
+
+def test_weights_of_a_higher_rank_than_the_servers_default_can_be_tried(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    run = Run.start(tmp_path, tiny_model, "--steps", "1", *SMALL, "--lora-rank", "64")
+    run.finish()
+    assert len(tried(run)) == 4
 
 
 def test_a_model_learns_to_use_its_tool(tmp_path: Path) -> None:

@@ -91,11 +91,15 @@ def rollout(**choices: Any) -> None:
     with ExitStack() as stack:
         server = None
         if choices["local"] is not None:
-            from tinker_local import SERVER_FOLDER, LocalServer
+            from tinker_local import SERVER_FOLDER, LocalServer, LocalSettings
 
             click.echo("starting the local Tinker API server (about 20 s)", err=True)
             state = choices["local"] / SERVER_FOLDER
-            server = stack.enter_context(LocalServer(choices["tokenizer"], state_dir=state))
+            rank = max(LocalSettings().max_lora_rank, choices["lora_rank"])
+            settings = LocalSettings(max_lora_rank=rank)
+            server = stack.enter_context(
+                LocalServer(choices["base_model"], state_dir=state, settings=settings)
+            )
             stack.enter_context(server.export_environ())
             choices["base_url"] = server.url
         _roll_out(choices, renderer, server)
@@ -170,6 +174,7 @@ def _read_run(choices: dict[str, Any]) -> None:
         raise click.UsageError(f"--local {folder}: no run of `inspect rl train`.") from error
     if not (folder / SERVER_FOLDER).is_dir():
         raise click.UsageError(f"--local {folder}: that run was not trained with --local.")
+    choices |= {"base_model": model, "lora_rank": int(run.get("LoRA rank") or 0)}
     choices["tokenizer"] = choices["tokenizer"] or model
     choices["renderer"] = choices["renderer"] or renderer
     check_reply_length(model, choices["max_tokens"])
