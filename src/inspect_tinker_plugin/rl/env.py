@@ -419,7 +419,6 @@ class InspectEnv(Env):
         """
         if isinstance(error, asyncio.CancelledError):
             if self._conclusion is None and self.ending is None:
-                self._rules.stop = StopReason.ROLLOUT_TIMEOUT
                 self.episode.halt("the rollout was cancelled")
         elif isinstance(error, Exception):
             await self.episode.close()
