@@ -85,6 +85,22 @@ def anthropic(port, items):
     return [{"role": "assistant", "content": blocks}], answer
 
 
+def google(port, items):
+    contents = [item if "parts" in item else google_turn(item) for item in items]
+    body = {"contents": contents, "tools": [{"functionDeclarations": [FUNCTION]}]}
+    reply = post(port, "/v1beta/models/inspect:generateContent", body)
+    said = reply["candidates"][0]["content"]
+    calls = [part["functionCall"] for part in said["parts"] if "functionCall" in part]
+    return [said], [{"name": call["name"], "output": None} for call in calls]
+
+
+def google_turn(item):
+    if "output" not in item:
+        return {"role": "user", "parts": [{"text": item["content"]}]}
+    given = {"name": item["name"], "response": {"output": item["output"]}}
+    return {"role": "user", "parts": [{"functionResponse": given}]}
+
+
 def fill(answers, turn):
     """Say what each call gave, in whatever place a dialect has for it."""
     number = 0
@@ -107,7 +123,8 @@ def converse(ask, port, name, turns, seconds):
 
 def main():
     asked = json.loads(sys.argv[1])
-    ask = {"chat": chat, "responses": responses, "anthropic": anthropic}[asked["dialect"]]
+    dialects = {"chat": chat, "responses": responses, "anthropic": anthropic, "google": google}
+    ask = dialects[asked["dialect"]]
     seconds = []
     failures = []
     threading.excepthook = lambda failed: failures.append(repr(failed.exc_value))

@@ -73,6 +73,20 @@ async def test_a_program_in_a_sandbox_keeps_one_sequence(
     assert_exact(rollout)
 
 
+@pytest.mark.usefixtures("no_polling")
+async def test_a_program_that_speaks_googles_api_is_trained_exactly(tmp_path: Path) -> None:
+    pytest.importorskip("google.genai", reason="the extra `agents`")
+    run = agent(port=free_port(), dialect="google", turns=len(CORPUS))
+    rollout = Rollout(DatasetRenderer(renderer("qwen3_keep_thinking")))
+    answers = answering(rollout, script(list(CORPUS.values())))
+    result = await play_out(task_of("local", tmp_path, run), answers)
+    assert result.error is None, result.error.__cause__
+    assert result.turns == len(CORPUS)
+    # Calls have no ids there: what is rendered otherwise than it was sampled begins a sequence.
+    assert 1 < len(rollout.data()) < len(CORPUS)
+    assert_exact(rollout)
+
+
 GIVEN_UP = """
 import json, sys
 sys.path.insert(0, "agent")
