@@ -48,7 +48,7 @@ def tried(run: Run) -> list[float]:
 
 
 def test_the_reward_rises_and_the_folder_tells_everything(tmp_path: Path, tiny_model: Path) -> None:
-    run = Run.start(tmp_path, tiny_model, "--steps", "15", "--test-split", "8")
+    run = Run.start(tmp_path, tiny_model, "--steps", "30", "--test-split", "8")
     run.wait_for_steps(1)
     family = run.family()
     assert len(family) >= 3, "trainer, server and engine"
@@ -56,17 +56,17 @@ def test_the_reward_rises_and_the_folder_tells_everything(tmp_path: Path, tiny_m
     assert_gone(family)
     first, last = quarters(tmp_path)
     assert last > first + 0.1, f"{first:.3f} → {last:.3f}\n{run.terminal}"
-    assert "step   15/15  reward" in run.terminal
+    assert "step   30/30  reward" in run.terminal
     assert "test reward" in run.terminal
     tests = [row["test/env/all/reward/total"] for row in rows(tmp_path / "metrics.jsonl")[::5]]
     assert tests[-1] > tests[0]
     assert rows(tmp_path / "checkpoints.jsonl")[-1]["name"] == "final"
-    assert sorted(logged_batches(tmp_path / "rollouts/train")) == list(range(15))
+    assert sorted(logged_batches(tmp_path / "rollouts/train")) == list(range(30))
     measured = [
         (read_eval_log(str(path), header_only=True).eval.metadata or {})["policy_step"]
         for path in sorted(tmp_path.glob("rollouts/test/*.eval"))
     ]
-    assert measured == [0, 5, 10, 15]
+    assert measured == list(range(0, 31, 5))
     rewards = tried(run)
     assert len(rewards) == 4
     assert sum(rewards) / 4 > first, "these are the trained weights"
