@@ -197,6 +197,7 @@ class TinkerProtocol:
     def __post_init__(self) -> None:
         transport = httpx.ASGITransport(app=self.app)
         self._inner = httpx.AsyncClient(transport=transport, base_url="http://skyrl/api/v1")
+        self._context = context_length(self.model)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not scope["path"].startswith("/api/v1/"):
@@ -323,7 +324,7 @@ class TinkerProtocol:
         if params.get("temperature", 1) < 0:
             raise WireError("temperature must not be negative")
         prompt = sum(len(chunk["tokens"]) for chunk in body["prompt"]["chunks"])
-        room, context = params.get("max_tokens") or 0, context_length(self.model)
+        room, context = params.get("max_tokens") or 0, self._context
         spare = 1 if body.get("prompt_logprobs") else 0  # of a whole context, with a token more
         if context is not None and prompt + room > context + spare:
             raise WireError(
