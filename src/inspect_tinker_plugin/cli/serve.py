@@ -20,6 +20,7 @@ from inspect_tinker_plugin.cli.options import (
 )
 from inspect_tinker_plugin.cli.reporting import reported
 from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.contracts.wording import missing_extra
 from inspect_tinker_plugin.processes.workers import run_in_loop
 
 if TYPE_CHECKING:
@@ -95,10 +96,7 @@ def serve_command(**choices: Any) -> None:
     try:
         from inspect_tinker_plugin.serve.app import run_server
     except ImportError as error:
-        raise ConfigError(
-            f"{error.name} is not installed; install the extra: "
-            "pip install 'inspect-tinker-plugin[serve]'"
-        ) from error
+        raise ConfigError(missing_extra(str(error.name), "serve")) from error
     token = read_token(choices)
     host, port, workers = (choices.pop(name) for name in ("host", "port", "workers"))
     patience = choices.pop("drain_timeout")

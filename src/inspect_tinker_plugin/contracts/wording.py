@@ -56,6 +56,13 @@ def suggestion(name: str, known: Iterable[str], *, most: int = 8) -> str:
     return f" There is {', '.join(names)}." if 0 < len(names) <= most else ""
 
 
+def missing_extra(what: str, extra: str) -> str:
+    """Say that a package is not installed, and which extra of ours brings it."""
+    return (
+        f"{what} is not installed; install the extra: pip install 'inspect-tinker-plugin[{extra}]'"
+    )
+
+
 def object_name(spec: object) -> str:
     """Name a function or an object for messages."""
     return getattr(spec, "__qualname__", None) or type(spec).__qualname__

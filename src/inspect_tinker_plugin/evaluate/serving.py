@@ -34,6 +34,7 @@ from inspect_tinker_plugin.agents.api import (
     make_refusal,
 )
 from inspect_tinker_plugin.contracts.errors import ConfigError, EpisodeError
+from inspect_tinker_plugin.contracts.wording import missing_extra
 from inspect_tinker_plugin.episode.model import RequestRefusedError
 
 CARRIED_OUT = {
@@ -231,10 +232,7 @@ def _make_client(library: str) -> Any:
 
         return AsyncOpenAI(api_key="none")
     except ImportError as error:
-        raise ConfigError(
-            f"{library} is not installed; install the extra: "
-            "pip install 'inspect-tinker-plugin[agents]'"
-        ) from error
+        raise ConfigError(missing_extra(library, "agents")) from error
 
 
 async def serve_model(

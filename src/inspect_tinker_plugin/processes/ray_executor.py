@@ -12,13 +12,12 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.contracts.wording import missing_extra
 
 T = TypeVar("T")
 
 GRACE = 15.0
 """Seconds that interrupted calls have to close their episodes."""
-
-INSTALL = "pip install 'inspect-tinker-plugin[ray]'"
 
 _PASSED_ON = ("TINKER_", "HF_", "INSPECT_")
 """Variables of the trainer that workers receive: without them they cannot find the server."""
@@ -27,7 +26,7 @@ _PASSED_ON = ("TINKER_", "HF_", "INSPECT_")
 def missing() -> str | None:
     """Say why Ray cannot be used here, or return None. Imports nothing heavy."""
     if importlib.util.find_spec("ray") is None:
-        return f"Ray is not installed; install the extra: {INSTALL}"
+        return missing_extra("Ray", "ray")
     return None
 
 

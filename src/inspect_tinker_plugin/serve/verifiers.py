@@ -23,6 +23,7 @@ import aiohttp
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
 from inspect_tinker_plugin.contracts.errors import Cause, ConfigError
+from inspect_tinker_plugin.contracts.wording import missing_extra
 from inspect_tinker_plugin.options import DatasetKeywords, DatasetOptions, read_keywords
 from inspect_tinker_plugin.rl.dataset import TaskLike
 from inspect_tinker_plugin.rl.models import make_renderer
@@ -37,10 +38,7 @@ try:
     from verifiers.v1.configs.client import resolve_api_key, resolve_headers
     from verifiers.v1.dialects import parse_message
 except ImportError as error:
-    raise ImportError(
-        "verifiers 0.4 is not installed; install the extra: "
-        "pip install 'inspect-tinker-plugin[verifiers]'"
-    ) from error
+    raise ImportError(missing_extra("verifiers 0.4", "verifiers")) from error
 
 OUTCOME = "inspect_rl"
 """Key of ``trace.info`` under which a result is."""

@@ -31,7 +31,7 @@ from typing import Any
 from inspect_ai.log import read_eval_log, read_eval_log_sample_summaries
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
-from inspect_tinker_plugin.contracts.wording import counted, part_of
+from inspect_tinker_plugin.contracts.wording import counted, missing_extra, part_of
 from inspect_tinker_plugin.processes import read_rows
 from inspect_tinker_plugin.train.history import REWARD, ROLLOUT_LOGS, SCANS, Row, number
 from inspect_tinker_plugin.train.request import TrainRequest
@@ -78,10 +78,7 @@ def check_scanners(scanners: Sequence[str]) -> None:
         ConfigError: Scout is not installed, or a file is not there or has no scanners.
     """
     if scanners and find_spec("inspect_scout") is None:
-        raise ConfigError(
-            "--scan needs a package that is not installed: pip install "
-            "'inspect-tinker-plugin[scout]'"
-        )
+        raise ConfigError("--scan: " + missing_extra("Inspect Scout", "scout"))
     for scanner in scanners:
         file = Path(scanner).expanduser()
         if not file.is_file() or (
