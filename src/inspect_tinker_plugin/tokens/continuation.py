@@ -150,38 +150,27 @@ class Turns:
         ways = [Match(None, 0, self._roots.setdefault(offer, Place()), 0, False)]
         ends = []
         while ways:
-            match = ways.pop()
-            onwards = (
-                self._find_further(match, messages[match.known], keys[match.known], dialect)
-                if match.known < len(messages)
-                else ()
-            )
-            ways += onwards
-            if not onwards:
-                ends.append(match)
+            turn, position, place, known, lossy = ways.pop()
+            onwards = None
+            while onwards is None and known < len(keys):
+                key = keys[known]
+                following = place.following.get(key)
+                if place.asked and key.role == "assistant":
+                    onwards = [
+                        Match(other, known + 1, self._behind[other], known + 1, how == "lossy")
+                        for other, how in _find_replies(place.asked, messages[known], key, dialect)
+                    ]
+                    if following is not None:
+                        onwards.insert(0, Match(turn, position, following, known + 1, lossy))
+                elif following is None:
+                    break
+                else:
+                    place, known = following, known + 1
+            if onwards:
+                ways += onwards
+            else:
+                ends.append(Match(turn, position, place, known, lossy))
         return max(ends, key=_rank)
-
-    def _find_further(
-        self, match: Match, message: ChatMessage, key: MessageKey, dialect: Dialect | None
-    ) -> list[Match]:
-        """Return the places that a message leads to, as it is or as the reply of a turn."""
-        turn, position, place, known, lossy = match
-        known += 1
-        ways = []
-        if (following := place.following.get(key)) is not None:
-            ways.append(Match(turn, position, following, known, lossy))
-        if message.role != "assistant" or not place.asked:
-            return ways
-        found = [
-            (turn, how) for turn in place.asked if (how := recognise(turn, message, key, dialect))
-        ]
-        if len(found) > 1:  # those that it is most like
-            named = [each for each in found if _has_id(each[0], message)]
-            found = named or [each for each in found if each[1] == "exact"] or found
-        ways += [
-            Match(turn, known, self._behind[turn], known, how == "lossy") for turn, how in found
-        ]
-        return ways
 
     def restore_order(
         self, messages: list[ChatMessage], dialect: Dialect | None
@@ -381,6 +370,17 @@ def recognise(
     if message.role != "assistant":
         return None
     return "lossy" if dialect.carries(reply.message, message) else None
+
+
+def _find_replies(
+    asked: Sequence[Turn], message: ChatMessage, key: MessageKey, dialect: Dialect | None
+) -> list[tuple[Turn, str]]:
+    """Return the turns whose reply a message is, and how; of several, those it is most like."""
+    found = [(turn, how) for turn in asked if (how := recognise(turn, message, key, dialect))]
+    if len(found) > 1:
+        named = [each for each in found if _has_id(each[0], message)]
+        return named or [each for each in found if each[1] == "exact"] or found
+    return found
 
 
 def is_reply(turn: Turn, message: ChatMessageAssistant, dialect: Dialect | None) -> bool:

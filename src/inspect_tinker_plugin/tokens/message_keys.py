@@ -41,13 +41,15 @@ class MessageKey(NamedTuple):
 
 def message_key(message: ChatMessage) -> MessageKey:
     """Return the key of a message; later changes to the message do not affect it."""
-    content = _content_key(message.content)
+    said = message.content
+    content = said if isinstance(said, str) else _content_key(said)
     if message.role == "tool":
         if message.error is not None:
             content = f"Error: {message.error.message}"
         return MessageKey("tool", content, (), (message.tool_call_id, message.function))
     if message.role == "assistant" and message.tool_calls:
-        return MessageKey("assistant", content, tuple(map(_call_key, message.tool_calls)))
+        calls = tuple([_call_key(call) for call in message.tool_calls])
+        return MessageKey("assistant", content, calls)
     return MessageKey(message.role, content)
 
 
@@ -83,9 +85,7 @@ _BY_VALUE = 2
 """Format of ``marshal`` in which equal bytes are values of equal types, in equal order."""
 
 
-def _content_key(content: str | Sequence[Content]) -> str | tuple[tuple[str, ...], ...]:
-    if isinstance(content, str):
-        return content
+def _content_key(content: Sequence[Content]) -> str | tuple[tuple[str, ...], ...]:
     if all(isinstance(part, ContentText) for part in content):
         return "\n".join(part.text for part in content if isinstance(part, ContentText))
     return tuple(map(_part_key, content))
