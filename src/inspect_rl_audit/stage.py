@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
-from inspect_ai.log import EvalLog, EvalSample, write_eval_log
+from inspect_ai.log import EvalSample, write_eval_log
 from inspect_ai.model import ModelOutput, ModelUsage
 from inspect_ai.scorer import Score
 from inspect_ai.solver import Generate, Solver, TaskState, chain, solver
@@ -33,7 +33,7 @@ from inspect_tinker_plugin import (
     InspectRLError,
     TurnRequest,
 )
-from inspect_tinker_plugin.logs import eval_spec
+from inspect_tinker_plugin.logs import make_header
 from inspect_tinker_plugin.options import DatasetOptions
 from inspect_tinker_plugin.rewards import AggregatorError, Reward, UnscoredError
 
@@ -213,9 +213,9 @@ class Stage:
             records.append(record)
         if samples:
             run = uuid.uuid4().hex[:22]
-            spec = eval_spec(self.runner, run_id=run, group_size=1, metadata={}, model="scripted")
-            spec.dataset.sample_ids = list(dict.fromkeys(sample.id for sample in samples))
-            log = EvalLog(status="success", eval=spec, samples=samples)
+            log = make_header(self.runner, run_id=run, group_size=1, metadata={}, model="scripted")
+            log.eval.dataset.sample_ids = list(dict.fromkeys(sample.id for sample in samples))
+            log.status, log.samples = "success", samples
             path = self.folder / name
             path.parent.mkdir(exist_ok=True)
             # In a thread: inside a running event loop, Inspect's log functions would patch asyncio.

@@ -246,12 +246,16 @@ def described() -> Task:
 
 @pytest.mark.parametrize("own", [{}, {"solver": two_turns()}], ids=["the task's", "another"])
 async def test_a_header_describes_task_and_solver_as_that_of_an_eval(
-    own: dict[str, Any], tmp_path: Path
+    own: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # the commit is that of the task's folder
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")  # with which Inspect looks for none
     log = await logged(dataset(described(), tmp_path / "own", **own), tmp_path / "own", ["2"])
     [wanted] = await eval_async(described(), model="mockllm/model", log_dir=str(tmp_path), **own)
-    same = {"solver", "solver_args", "task_display_name", "task_attribs", "viewer"}
+    same = {"solver", "solver_args", "task_display_name", "task_attribs", "viewer", "revision"}
     assert log.eval.model_dump(include=same) == wanted.eval.model_dump(include=same)
+    assert log.plan == wanted.plan
+    assert log.plan.steps
     assert set(log.eval.tags or []) == {*(wanted.eval.tags or []), "rollouts", "train"}
     form = r"\d+-\d+-\d+T\d+-\d+-\d+-00-00_.*"  # of the time, without characters of URLs
     assert all(re.fullmatch(form, Path(each.location).name) for each in (log, wanted))

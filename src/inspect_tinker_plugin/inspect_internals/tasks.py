@@ -28,7 +28,14 @@ from inspect_ai._eval.loader import (
 from inspect_ai._eval.score import resolve_scorers
 from inspect_ai._eval.task.generate import task_generate
 from inspect_ai._eval.task.images import capture_task_input_media, materialize_sample_input
-from inspect_ai._eval.task.log import resolve_eval_metrics, resolve_eval_scorers
+from inspect_ai._eval.task.log import (
+    plan_to_eval_plan,
+    resolve_eval_metrics,
+    resolve_eval_scorers,
+    resolve_package_revision,
+    resolve_revision,
+    resolve_task_distribution,
+)
 from inspect_ai._eval.task.run import create_eval_sample, resolve_plan
 from inspect_ai._eval.task.util import sample_messages, task_file, task_run_dir
 from inspect_ai._util.decorator import parse_decorators
@@ -36,6 +43,7 @@ from inspect_ai._util.dotenv import init_dotenv
 from inspect_ai._util.error import PrerequisiteError
 from inspect_ai._util.exception import TerminateSampleError
 from inspect_ai._util.json import to_json_safe
+from inspect_ai._util.path import chdir
 from inspect_ai._util.registry import (
     has_registry_params,
     is_registry_object,
@@ -49,7 +57,7 @@ from inspect_ai.agent._acp.transport import _acp_live_active
 from inspect_ai.dataset import Sample
 from inspect_ai.event import Event, InterruptEvent, ModelEvent, ToolEvent
 from inspect_ai.event._model import LIMIT_CANCEL_ERROR
-from inspect_ai.log import EvalError, EvalLog, transcript
+from inspect_ai.log import EvalError, EvalLog, EvalRevision, transcript
 from inspect_ai.log._log import eval_error
 from inspect_ai.log._samples import ActiveSample, _sample_active
 from inspect_ai.log._transcript import Transcript, init_transcript
@@ -118,6 +126,7 @@ __all__ = [
     "materialize_sample_input",
     "monitor_working_limit",
     "parse_decorators",
+    "plan_to_eval_plan",
     "record_event",
     "record_sample_limit_data",
     "recorded_events",
@@ -139,6 +148,7 @@ __all__ = [
     "set_sample_state",
     "set_task_generate",
     "solver_from_spec",
+    "source_in_logs",
     "state_jsonable",
     "state_limits",
     "task_file",
@@ -219,6 +229,17 @@ def scoring_in_logs(task: Task, model_roles: dict[str, Model | list[Model]]) -> 
         "metrics": resolve_eval_metrics(metrics),
         "model_roles": model_roles_to_model_roles_config(model_roles) or None,
     }
+
+
+def source_in_logs(task: Task) -> tuple[EvalRevision | None, dict[str, str]]:
+    """Return the git revision of a task's code, and the version of the package that it is in.
+
+    For a moment, the process changes to the task's folder.
+    """
+    package = resolve_task_distribution(task.registry_name)
+    with chdir(task_run_dir(task)):
+        revision = resolve_package_revision(package) or resolve_revision()
+    return revision, {} if package is None else {package.name: package.version}
 
 
 try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inspect_tinker_plugin.logs.header import eval_spec
+from inspect_tinker_plugin.logs.header import make_header
 from inspect_tinker_plugin.logs.index import find_logs, reward_of
 from inspect_tinker_plugin.logs.rollout import (
     Rollout,
@@ -27,9 +27,9 @@ __all__ = [
     "assemble_pending",
     "close_run",
     "count_lost",
-    "eval_spec",
     "figures",
     "find_logs",
+    "make_header",
     "open_run",
     "reward_of",
     "trajectory_groups",

@@ -31,6 +31,7 @@ from inspect_ai.util import SandboxEnvironmentSpec, registry_info
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.policy import POLICY_NAME, POLICY_PROVIDER
+from inspect_tinker_plugin.episode.sandbox import surroundings
 from inspect_tinker_plugin.episode.task import PreparedTask
 from inspect_tinker_plugin.logs.rollout import figures, free_name, note
 from inspect_tinker_plugin.logs.staging import Attempt
@@ -45,15 +46,15 @@ EXPECTED_SCORES = "expected_scores"
 _PACKAGES = ("inspect_ai", "inspect-tinker-plugin", "tinker", "tinker-cookbook")
 
 
-def eval_spec(
+def make_header(
     prepared: PreparedTask,
     *,
     run_id: str,
     group_size: int,
     metadata: Mapping[str, Any],
     model: str | None = None,
-) -> EvalSpec:
-    """Describe the rollouts of a dataset.
+) -> EvalLog:
+    """Describe the rollouts of a dataset: what all its logs share.
 
     Args:
         prepared: The task with its limits after overrides.
@@ -64,8 +65,10 @@ def eval_spec(
     """
     task, limits = prepared.task, prepared.limits
     size = len(task.dataset)
+    with surroundings:
+        revision, package = internals.source_in_logs(task)
     kind = "train" if metadata.get("asked_every") is None else "test"
-    return EvalSpec(
+    spec = EvalSpec(
         eval_id=run_id,
         run_id=run_id,
         task_id=run_id,
@@ -104,7 +107,8 @@ def eval_spec(
             max_subprocesses=prepared.options.max_subprocesses,
             **({"sentinel": prepared.monitors.config} if prepared.monitors else {}),
         ),
-        packages=_versions(),
+        revision=revision,
+        packages={**package, **_versions()},
         tags=list(dict.fromkeys([*(task.tags or []), "rollouts", kind])),
         viewer=task.viewer,
         metadata={
@@ -114,6 +118,7 @@ def eval_spec(
         },
         **internals.scoring_in_logs(task, prepared.model_roles),
     )
+    return EvalLog(eval=spec, plan=internals.plan_to_eval_plan(prepared.plan, prepared.config))
 
 
 def _arguments(made: object) -> dict[str, Any] | None:
@@ -177,8 +182,9 @@ def evaluated_at(first_step: int, number: int, every: int) -> int | None:
 
 
 def batch_log(
-    spec: EvalSpec, attempt: Attempt, samples: Sequence[EvalSample], *, groups_read: int
+    header: EvalLog, attempt: Attempt, samples: Sequence[EvalSample], *, groups_read: int
 ) -> EvalLog:
+    spec = header.eval
     reward = add_rewards(samples)
     stats = eval_stats(samples)
     group_size = spec.config.epochs or 1
@@ -219,6 +225,7 @@ def batch_log(
     return EvalLog(
         status="success" if groups_read == attempt.groups else "cancelled",
         eval=spec,
+        plan=header.plan,
         results=results,
         stats=stats,
     )

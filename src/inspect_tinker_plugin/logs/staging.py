@@ -3,7 +3,7 @@
 ::
 
     DIR/2026-01-31T12-00-00-00-00_task-batch-000012_<id>.eval     a finished log
-    DIR/.rollouts/<run>/spec.json                                 what all its logs share
+    DIR/.rollouts/<run>/header.json                               what all its logs share
     DIR/.rollouts/<run>/owner.lock                                held while the dataset lives
     DIR/.rollouts/<run>/batch-000012.0/00003-of-00008.part        a finished group
     DIR/.rollouts/<run>/group-000012-00003.0/00000-of-00001.part  one taken out of its batch
@@ -125,11 +125,11 @@ class LogRun:
         return self.log_dir / STAGING / self.run_id
 
     @property
-    def spec_file(self) -> Path:
-        """Path of the run's ``EvalSpec``."""
-        return self.folder / "spec.json"
+    def header_file(self) -> Path:
+        """Path of the ``EvalLog`` without samples that all logs of the run begin as."""
+        return self.folder / "header.json"
 
-    def create(self, spec: str) -> FileLock:
+    def create(self, header: str) -> FileLock:
         """Make the folders and write the data that all logs share.
 
         Returns:
@@ -144,13 +144,13 @@ class LogRun:
                 break
         lock = self.owner_lock()
         lock.acquire(timeout=0)
-        write_whole(self.spec_file, spec)
+        write_whole(self.header_file, header)
         return lock
 
     @property
     def begun(self) -> bool:
         """Whether there is anything to finish; otherwise it may be just being created."""
-        return self.spec_file.is_file()
+        return self.header_file.is_file()
 
     def owner_lock(self) -> FileLock:
         """Return the lock that is held while the dataset is alive."""

@@ -42,21 +42,21 @@ _warned: set[Path] = set()
 _lost: Counter[Path] = Counter()
 
 
-def open_run(log_dir: Path, spec: EvalSpec) -> LogRun:
+def open_run(log_dir: Path, header: EvalLog) -> LogRun:
     """Prepare a folder for the logs of a dataset, and finish the logs of runs that died.
 
     Logs of steps that the dataset's training does again are removed.
 
     Args:
         log_dir: Folder of the logs; created if missing.
-        spec: What all logs of the dataset share; its ``run_id`` names the run.
+        header: What all logs of the dataset share; its ``run_id`` names the run.
 
     Raises:
         ConfigError: The folder cannot be written.
     """
-    run = LogRun(log_dir.absolute(), spec.run_id)
+    run = LogRun(log_dir.absolute(), header.eval.run_id)
     try:
-        lock = run.create(spec.model_dump_json(fallback=str))
+        lock = run.create(header.model_dump_json(fallback=str))
     except OSError as error:
         raise ConfigError(
             f"log_dir {str(log_dir)!r} cannot be written ({error}); name a folder that can"
@@ -266,15 +266,15 @@ def _assemble_attempt(run: LogRun, attempt: Attempt) -> Path | None:
     if not read:
         return None
     _number_rollouts(samples)
-    spec = _spec(run)
-    log = batch_log(spec, attempt, samples, groups_read=read)
+    header = _header(run)
+    log = batch_log(header, attempt, samples, groups_read=read)
     location = run.log_dir / _file_name(log, attempt)
     with replacing(location, run.temporary()) as part:
         write_log(log, samples, part)
     if log.status == "success":
         done = (log.eval.metadata or {})["policy_step"]
         names = f"*_{_batch_name(log, attempt)}_*.eval"
-        remove_before(run.log_dir, spec, names, lambda step, _: step == done)
+        remove_before(run.log_dir, header.eval, names, lambda step, _: step == done)
     return location
 
 
@@ -289,7 +289,7 @@ def remove_undone(run: LogRun, elsewhere: Collection[str]) -> None:
         run: The run of the dataset that continues.
         elsewhere: Ids of runs of other, living processes; their logs are kept.
     """
-    spec = _spec(run)
+    spec = _header(run).eval
     about = spec.metadata or {}
     first = about.get("first_step", 0)
 
@@ -357,6 +357,6 @@ def _put_aside(run: LogRun, attempt: Attempt, path: Path, error: Exception) -> N
     logger.warning("a part of a rollout log cannot be read (%s); it is kept as %s", error, kept)
 
 
-def _spec(run: LogRun) -> EvalSpec:
+def _header(run: LogRun) -> EvalLog:
     """Read what all logs of a run share."""
-    return EvalSpec.model_validate_json(run.spec_file.read_bytes())
+    return EvalLog.model_validate_json(run.header_file.read_bytes())

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from inspect_ai import Task
-from inspect_ai.log import EvalPlan, EvalSpec
+from inspect_ai.log import EvalLog
 from tinker_cookbook.checkpoint_utils import CHECKPOINTS_BASE_NAME, get_last_checkpoint
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.errors import ConfigError, ErrorPolicy, RewardError, TaskError
 from inspect_tinker_plugin.contracts.hooks import Memory, ToolExecutor, ToolFunction
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
-from inspect_tinker_plugin.logs import LogRun, close_run, eval_spec, open_run
+from inspect_tinker_plugin.logs import LogRun, close_run, make_header, open_run
 from inspect_tinker_plugin.options import DatasetOptions
 from inspect_tinker_plugin.processes.workers import dump, freeze_memory_once
 from inspect_tinker_plugin.rewards import (
@@ -134,11 +134,12 @@ class TaskHandle:
         prepared = self.parts().runner
         if prepared.calls_hooks and not self._announced:
             self._announced = True
-            await internals.announce_run(self.make_spec({}), EvalPlan())
+            header = self.make_header({})
+            await internals.announce_run(header.eval, header.plan)
 
-    def make_spec(self, metadata: dict[str, Any]) -> EvalSpec:
-        """Describe the dataset as the header of a log does."""
-        return eval_spec(
+    def make_header(self, metadata: dict[str, Any]) -> EvalLog:
+        """Describe the dataset as a log does."""
+        return make_header(
             self.parts().runner,
             run_id=self.uid,
             group_size=self.options.group_size,
@@ -298,7 +299,7 @@ def open_logs(
         return
     folder = None if first_step is None else trainers_folder(run.log_dir)
     group_reward, on_error = parts.group_reward, options.on_error
-    spec = handle.make_spec(
+    header = handle.make_header(
         {
             "reward_expression": resolve_reward(options.reward).name,
             "group_reward_expression": None if group_reward is None else group_reward.name,
@@ -315,5 +316,5 @@ def open_logs(
             "seed": options.seed,
         }
     )
-    open_run(run.log_dir, spec)
+    open_run(run.log_dir, header)
     weakref.finalize(handle, close_run, run).atexit = False
