@@ -10,7 +10,7 @@ from inspect_ai.dataset import Sample
 from inspect_ai.solver import Solver, generate
 from tests.inspect_rl_audit.corpus.sandboxes import agent, by_exit_code
 
-from inspect_rl_audit import AuditOptions, AuditReport, run_audit
+from inspect_rl_audit import AuditOptions, AuditReport, Severity, run_audit
 from inspect_tinker_plugin.contracts.errors import ConfigError
 
 CHECK = "from double import double; assert double(21) == 42"
@@ -49,6 +49,20 @@ async def test_a_solution_that_does_not_solve_is_reported(solver: Solver, tmp_pa
     assert found.code == "gold-fails"
     assert "solve.sh" in found.message
     assert "no such thing" in str(found.evidence)
+
+
+async def test_a_named_answer_that_earns_nothing_is_not_taken_for_the_target(
+    tmp_path: Path,
+) -> None:
+    task = double(agent())
+    for sample in task.dataset:
+        sample.metadata = {"solution": SOLUTION}
+    options = AuditOptions(out=tmp_path, probes=["gold"], gold="solution")
+    [found] = (await run_audit(task, options)).findings
+    assert found.code == "gold-fails"
+    assert found.severity is Severity.HIGH
+    assert found.message.startswith("The field 'solution' (--gold) as the answer earns nothing on ")
+    assert "name the answer" not in found.message
 
 
 async def test_an_audit_is_not_continued_with_another_solution(tmp_path: Path) -> None:

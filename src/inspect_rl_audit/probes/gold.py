@@ -254,9 +254,11 @@ def _all_fail(audit: AuditContext, records: list[EpisodeRecord]) -> Finding:
         message = f"The solution script {name} earns nothing on {tried}. It said: "
         message += output.strip()[-200:] or "nothing"
         return finding("gold-fails", message, records, output=output)
-    message = f"The target as the answer earns nothing on {tried}, in "
+    field = audit.options.gold
+    what = "target" if field is None else f"field {field!r} (--gold)"
+    message = f"The {what} as the answer earns nothing on {tried}, in "
     message += f"{counted(len(FORMS), 'form')}."
-    likely = target_is_answer(audit)
+    likely = field is not None or target_is_answer(audit)
     if not likely:
         message += " The target may not be the answer; if so, name the answer with --gold."
     severity = Severity.HIGH if likely else Severity.MEDIUM
