@@ -37,7 +37,7 @@ ATTEMPTS = "attempts"
 """Folder of the attempts that the audit sampled, below the audit's."""
 
 
-def read_attempts(paths: Sequence[Path], task: str) -> list[ModelAttempt]:
+def read_attempts(paths: Sequence[str | Path], task: str) -> list[ModelAttempt]:
     """Read all attempts at a task from log files, and from folders of them.
 
     Raises:
@@ -45,8 +45,8 @@ def read_attempts(paths: Sequence[Path], task: str) -> list[ModelAttempt]:
     """
     found: list[ModelAttempt] = []
     others: set[str] = set()
-    for file in map(Path, find_logs([str(path) for path in paths])):
-        log = read_eval_log(str(file))
+    for file in find_logs([str(path) for path in paths]):
+        log = read_eval_log(file)
         if log.eval.task.rpartition("/")[2] == task.rpartition("/")[2]:
             found += [_attempt(sample, file, log.eval.model) for sample in log.samples or []]
         else:
@@ -57,19 +57,19 @@ def read_attempts(paths: Sequence[Path], task: str) -> list[ModelAttempt]:
     return found
 
 
-def _attempt(sample: EvalSample, path: Path, model: str) -> ModelAttempt:
+def _attempt(sample: EvalSample, log: str, model: str) -> ModelAttempt:
     seen = figures(sample)
     reward = seen.get("reward")
     if "reward" not in seen and sample.error is None:
         reward = reward_of(sample.scores or {})
     return ModelAttempt(
         sample=sample.id,
-        group=f"{path.name}/{sample.id}",
+        group=f"{log.rpartition('/')[2]}/{sample.id}",
         reward=None if reward is None else float(reward),
         stop=str(seen.get("stop_reason") or _stop(sample)),
         cost=cost_of(sample, model),
         failed=sample.error is not None or seen.get("error_cause") is not None,
-        log=str(path.absolute()),
+        log=log,
         epoch=sample.epoch,
         cut=seen.get("status") == RolloutStatus.CUT,
     )

@@ -49,6 +49,7 @@ from inspect_tinker_plugin.cli import (
 )
 from inspect_tinker_plugin.options import DatasetOptions
 from inspect_tinker_plugin.plugins import counted, hookimpl, part_of
+from inspect_tinker_plugin.processes import local_path
 from inspect_tinker_plugin.tasks import ResolvedTask, resolve_task, select_samples
 from inspect_tinker_plugin.train import plan_lines, read_prices
 
@@ -94,7 +95,6 @@ _COUNT = click.IntRange(1)
 @click.option(
     "--logs",
     multiple=True,
-    type=click.Path(path_type=Path),
     metavar="PATH",
     help="Look at the attempts of a real model in these .eval logs or folders of them.",
 )
@@ -171,7 +171,7 @@ def _audit(choices: dict[str, Any]) -> AuditReport:
     dataset = DatasetOptions(**dataset_choices("audit", choices))
     resolved = load_task(choices, dataset.model_roles)
     name = resolved.task.name
-    out = (choices["out"] or Path("audits") / name.rpartition("/")[2]).expanduser()
+    out = local_path(choices["out"] or Path("audits") / name.rpartition("/")[2])
     with alone_in_folder(out):
         if choices["overwrite"]:  # logs of scripted episodes stay
             (out / JOURNAL).unlink(missing_ok=True)

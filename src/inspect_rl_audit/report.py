@@ -122,8 +122,9 @@ def _transcripts(report: AuditReport, out: Path) -> list[Transcript]:
 
 def _transcript(evidence: Mapping[str, Any], out: Path) -> Transcript:
     try:
-        log, id = out / evidence["log"], evidence["sample"]
-        sample = read_eval_log_sample(str(log), id=id, epoch=evidence.get("epoch", 1))
+        log, id = str(evidence["log"]), evidence["sample"]
+        log = log if "://" in log else str(out / log)
+        sample = read_eval_log_sample(log, id=id, epoch=evidence.get("epoch", 1))
     except (OSError, LookupError, TypeError, ValueError):
         return ()  # moved away: the page says where it was
     return [(message.role, _text_of(message)) for message in sample.messages[:30]]

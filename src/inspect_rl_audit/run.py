@@ -27,7 +27,7 @@ from inspect_tinker_plugin.plugins import (
     first_error,
     place_in_code,
 )
-from inspect_tinker_plugin.processes import alone_in
+from inspect_tinker_plugin.processes import alone_in, local_path
 from inspect_tinker_plugin.rewards import resolve_reward
 from inspect_tinker_plugin.rl import with_plugin_scorers
 from inspect_tinker_plugin.tasks import select_samples, task_digest
@@ -66,7 +66,7 @@ async def run_audit(
 def alone_in_folder(out: Path) -> AbstractContextManager[None]:
     """Keep other audits out of a folder."""
     taken = "is being written by another `inspect rl audit`; choose another --out"
-    return alone_in(out.expanduser(), ".audit.lock", taken=taken, keep=False)
+    return alone_in(local_path(out), ".audit.lock", taken=taken, keep=False)
 
 
 async def audit_in_folder(
@@ -79,7 +79,7 @@ async def audit_in_folder(
     samples = [] if empty else list(select_samples(task, options.dataset.selection))
     gold = Gold(options.gold)
     gold.check(samples)
-    out = options.out.expanduser().absolute()
+    out = local_path(options.out).absolute()
     stage = Stage(
         task=task,
         dataset=options.dataset,

@@ -39,6 +39,33 @@ def test_an_empty_value_is_refused(arguments: list[str]) -> None:
         rl(arguments, standalone_mode=False)
 
 
+TOY = f"{ROOT / 'example_tasks' / 'toy.py'}@letters"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["audit", TOY, "--out"],
+        ["export", TOY, "--output"],
+        ["new"],
+        ["rescore", ".", "--output"],
+        ["rollout", TOY, "--log-dir"],
+        ["train", TOY, "--local", "--log-dir"],
+        ["watch"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_remote_folder_is_refused_and_nothing_is_written(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path would be the folder ``s3:`` in the current one."""
+    (tmp_path / "any.eval").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(click.ClickException, match="s3://bucket/x is remote; name a path of"):
+        rl([*arguments, "s3://bucket/x"], standalone_mode=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["any.eval"]
+
+
 def test_what_an_installation_without_pytorch_lacks_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -365,7 +365,7 @@ async def test_attempts_of_a_model_say_which_samples_teach(tmp_path: Path) -> No
         CliRunner().invoke,
         command,
         [
-            *(f"{tmp_path}/task.py@quiz", "--logs", str(tmp_path / "logs")),
+            *(f"{tmp_path}/task.py@quiz", "--logs", (tmp_path / "logs").as_uri()),
             *("--probe", "signal", "--probe", "cost", "--json", "--out", str(tmp_path / "out")),
         ],
     )

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from inspect_tinker_plugin.contracts.errors import InspectRLError
-from inspect_tinker_plugin.processes import Journal, alone_in, read_rows, write_whole
+from inspect_tinker_plugin.contracts.errors import ConfigError, InspectRLError
+from inspect_tinker_plugin.processes import Journal, alone_in, local_path, read_rows, write_whole
 
 ROWS: list[dict[str, Any]] = [{"n": 1, "text": "é\u2028\ud800"}, {"n": 2, "crc": "mine"}, {"n": 3}]
 
@@ -91,3 +91,23 @@ def test_a_folder_that_was_removed_meanwhile_is_not_reported_as_written(
         write()
     assert caught.value.__cause__ is error
     assert (folder / "a.lock").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        ("runs/a b", "runs/a b"),
+        ("~/runs", str(Path.home() / "runs")),
+        ("file:///runs/ü x", "/runs/ü x"),
+        (Path("file:///runs"), "/runs"),
+        ("out:2/x", "out:2/x"),
+    ],
+)
+def test_what_is_a_path_of_this_machine(given: str | Path, path: str) -> None:
+    assert local_path(given) == Path(path)
+
+
+@pytest.mark.parametrize("given", ["s3://bucket/x", Path("s3://bucket/x"), "memory://bucket/x"])
+def test_the_address_of_another_store_is_none(given: str | Path) -> None:
+    with pytest.raises(ConfigError, match=r"(s3|memory)://bucket/x is remote"):
+        local_path(given)

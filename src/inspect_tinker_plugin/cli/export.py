@@ -44,6 +44,7 @@ from inspect_tinker_plugin.export.options import (
     LogExportOptions,
 )
 from inspect_tinker_plugin.options import declared_options
+from inspect_tinker_plugin.processes import local_path
 from inspect_tinker_plugin.processes.workers import run_in_loop
 
 if TYPE_CHECKING:
@@ -150,6 +151,7 @@ def export_command(ctx: click.Context, /, output: Path, **choices: Any) -> None:
     repository = choices.pop("push_to_hub")
     if choices["format"] is None:
         choices["format"] = "jsonl" if choices["layout"] == "tinker" else "parquet"
+    output = local_path(output)
     check_target(output, overwrite=choices["overwrite"])
     as_json = choices.pop("as_json")
     with quiet_stdout():
@@ -280,7 +282,7 @@ def _missing(report: ExportReport) -> str:
     "--overwrite", is_flag=True, help="Replace logs of the same names that the folder holds."
 )
 @reported
-def rescore_command(logs: tuple[str, ...], **choices: Any) -> None:
+def rescore_command(logs: tuple[str, ...], output: Path, **choices: Any) -> None:
     """Compute the rewards of logged rollouts again, into new logs.
 
     LOGS are .eval logs of `inspect rl rollout` and `inspect rl train`, and folders of them; they
@@ -297,7 +299,7 @@ def rescore_command(logs: tuple[str, ...], **choices: Any) -> None:
 
     if choices["group_reward"] is not None and choices["no_group_reward"]:
         raise click.UsageError("--group-reward and --no-group-reward exclude each other.")
-    how = Rescoring(**choices)
+    how = Rescoring(output=local_path(output), **choices)
     with _progress("rewards") as show:
         done = run_in_loop(rescore(find_logs(logs), how, on_progress=show))
     _report_rescored(done, how.output)

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 import click
 
 from inspect_tinker_plugin.cli.reporting import reported
+from inspect_tinker_plugin.processes import local_path
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 """Packages that work as they are; only names are replaced."""
@@ -37,6 +38,7 @@ def new_command(folder: Path, task: str | None) -> None:
     The first has an agent with a tool; the second a reward, a tool executor and a sandbox
     provider. Each has tests that pass, and both are named after DIR.
     """
+    folder = local_path(folder)
     name = package_name(folder)
     if folder.exists() and any(folder.iterdir()):
         raise click.ClickException(f"{folder} is not empty; name a new folder")

@@ -37,6 +37,7 @@ from inspect_tinker_plugin.cli.reporting import (
 )
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.wording import counted
+from inspect_tinker_plugin.processes import local_path
 from inspect_tinker_plugin.processes.workers import run_in_loop
 from inspect_tinker_plugin.train.request import TrainRequest
 
@@ -199,7 +200,7 @@ def dry_run(request: TrainRequest, prices: Mapping[str, float] | None = None) ->
     from inspect_tinker_plugin.train.run import plan_run
 
     check_request(request, key=False)
-    request = replace(request, log_dir=request.log_dir.expanduser().absolute())
+    request = replace(request, log_dir=local_path(request.log_dir).absolute())
     with tempfile.TemporaryDirectory(prefix="inspect-rl-dry-run-") as folder:
         begun = (request.log_dir / "tiny-model").is_dir()
         run = plan_run(request, models=request.log_dir if begun else Path(folder))
@@ -336,6 +337,7 @@ def watch_command(run: Path, once: bool) -> None:
     from inspect_tinker_plugin.train.history import RUN
     from inspect_tinker_plugin.train.progress import read_state, show_state
 
+    run = local_path(run)
     if not (run / RUN).is_file():
         raise ConfigError(f"{run} is not the folder of a run of `inspect rl train`")
     console = Console()

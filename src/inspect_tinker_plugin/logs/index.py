@@ -32,6 +32,7 @@ from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.hooks import GroupOutcome
 from inspect_tinker_plugin.contracts.policy import POLICY_MODEL, POLICY_PROVIDER
 from inspect_tinker_plugin.contracts.rewards import UnscoredError
+from inspect_tinker_plugin.processes import local_path
 from inspect_tinker_plugin.rewards.scores import locate_score, read_score
 
 
@@ -90,15 +91,15 @@ def find_logs(sources: Sequence[str]) -> list[str]:
     """Return the logs that files and folders stand for, each once, by name."""
     found: dict[str, None] = {}
     for source in sources:
-        path = Path(source)
-        remote = "://" in source
+        remote = "://" in source and not source.startswith("file://")
+        path = Path(source) if remote else local_path(source)
         if path.is_dir() or (remote and not source.endswith(".eval")):
             infos = list_eval_logs(source, formats=["eval"]) if remote else []
             names = sorted([info.name for info in infos] or map(str, path.rglob("*.eval")))
             if not names:
                 raise ConfigError(f"the folder {source} holds no .eval log")
         elif source.endswith(".eval") and (path.is_file() or remote):
-            names = [source]
+            names = [source if remote else str(path)]
         elif path.is_file():
             raise ConfigError(
                 f"{source} is no .eval log; `inspect log convert` makes one of a .json log"

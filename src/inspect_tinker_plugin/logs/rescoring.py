@@ -19,7 +19,7 @@ from inspect_tinker_plugin.episode.task import resolve_roles
 from inspect_tinker_plugin.logs.header import add_rewards, count_errors, eval_results
 from inspect_tinker_plugin.logs.regrading import Failed, LogRewards, expected_scores
 from inspect_tinker_plugin.logs.rollout import note, own_scores
-from inspect_tinker_plugin.processes import alone_in, replacing
+from inspect_tinker_plugin.processes import alone_in, local_path, replacing
 from inspect_tinker_plugin.rewards import (
     MonitorPenalty,
     ResolvedGroupReward,
@@ -171,11 +171,9 @@ def _by_role(roles: Mapping[str, Any], name: Callable[[Any], str]) -> dict[str, 
 
 
 def _check_sources(logs: Sequence[str], how: Rescoring) -> list[Path]:
-    sources = [Path(log.removeprefix("file://")) for log in logs]
+    sources = [local_path(log) for log in logs]
     names: dict[str, Path] = {}
-    for log, source in zip(logs, sources, strict=True):
-        if "://" in log and not log.startswith("file://"):
-            raise ConfigError(f"{log} is remote; copy it to this machine")
+    for source in sources:
         if source.resolve().parent == how.output.resolve():
             raise ConfigError(
                 f"--output {how.output} is the folder of {source.name}; old logs are never "

@@ -32,7 +32,7 @@ from inspect_tinker_plugin.logs.staging import (
     write_log,
     write_part,
 )
-from inspect_tinker_plugin.processes import replacing
+from inspect_tinker_plugin.processes import local_path, replacing
 
 logger = getLogger(__name__)
 
@@ -110,7 +110,7 @@ def assemble_pending(log_dir: str | Path) -> list[Path]:
     _submit(0, lambda: None).result()  # wait for what this process has begun
     # In a thread although the caller waits: inside a running event loop, Inspect's log
     # functions would patch asyncio for the whole process.
-    made: list[Path] = _submit(1, _finish_runs, Path(log_dir).absolute(), True).result()
+    made: list[Path] = _submit(1, _finish_runs, local_path(log_dir).absolute(), True).result()
     return made
 
 
@@ -143,7 +143,7 @@ def _finish_runs(folder: Path, own: bool = False) -> list[Path]:
 
 def count_lost(log_dir: str | Path) -> int:
     """Return how many groups this process could not write to a folder, which are in no log."""
-    return _lost[Path(log_dir).absolute()]
+    return _lost[local_path(log_dir).absolute()]
 
 
 def _try_group(run: LogRun, slot: GroupSlot, rollouts: Sequence[Rollout | EvalSample]) -> None:

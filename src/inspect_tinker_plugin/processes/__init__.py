@@ -5,9 +5,10 @@ from __future__ import annotations
 from inspect_tinker_plugin.processes.journal import (
     Journal,
     alone_in,
+    local_path,
     read_rows,
     replacing,
     write_whole,
 )
 
-__all__ = ["Journal", "alone_in", "read_rows", "replacing", "write_whole"]
+__all__ = ["Journal", "alone_in", "local_path", "read_rows", "replacing", "write_whole"]

@@ -1,6 +1,7 @@
 """Files that survive a kill: those written in one step, and journals of JSON objects, one per line.
 
-A folder that one process at a time writes to has a lock, which goes with its process.
+A folder that one process at a time writes to has a lock, which goes with its process. It is one of
+this machine: other stores have neither locks nor renames.
 
 Each line of a journal ends with a checksum of the rest of it. Reading stops at the first line that
 was cut off or damaged: what follows counts as never written.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -27,6 +29,23 @@ Record = Mapping[str, Any]
 
 _SUM = b', "crc": "%08x"}\n'
 _SUM_BYTES = len(_SUM % 0)
+
+_ADDRESS = re.compile("([a-z][a-z0-9+.-]+):/+(.*)", re.DOTALL)
+"""An address such as ``s3://bucket/x``, of which a ``Path`` has one slash less."""
+
+
+def local_path(path: str | Path) -> Path:
+    """Return a path of this machine: also of ``~/x``, and of ``file:///x``.
+
+    Raises:
+        ConfigError: It is the address of another store.
+    """
+    if (address := _ADDRESS.fullmatch(str(path))) is None:
+        return Path(path).expanduser()
+    scheme, rest = address.groups()
+    if scheme != "file":
+        raise ConfigError(f"{scheme}://{rest} is remote; name a path of this machine")
+    return Path("/", rest)
 
 
 class Journal:

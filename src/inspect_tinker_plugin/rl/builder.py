@@ -14,13 +14,14 @@ from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.options import DatasetOptions, declared_options, read_keywords
+from inspect_tinker_plugin.processes import local_path
 from inspect_tinker_plugin.rl.dataset import (
     InspectRLDataset,
     build_dataset,
 )
 from inspect_tinker_plugin.rl.mixture import InspectRLMixture, MixedTask, build_mixture
 from inspect_tinker_plugin.rl.models import make_renderer
-from inspect_tinker_plugin.rl.task_handle import log_folder, resumed_at
+from inspect_tinker_plugin.rl.task_handle import resumed_at
 from inspect_tinker_plugin.tasks.samples import SelectedSamples
 
 _DECLARED = {each.name: each for each in declared_options()}
@@ -174,7 +175,9 @@ class InspectRLDatasetBuilder(RLDatasetBuilder):
             changes: Options that take precedence.
         """
         options = self.dataset_options(**changes)
-        first = None if options.log_dir is None else resumed_at(log_folder(options.log_dir))
+        first = (
+            None if options.log_dir is None else resumed_at(local_path(options.log_dir).absolute())
+        )
         tasks = self.mixed_tasks(samples)
         if len(tasks) > 1:
             return build_mixture(tasks, renderer, options, batches=batches, first_step=first)

@@ -26,12 +26,13 @@ from inspect_tinker_plugin.options import (
     read_keywords,
     spell_out_options,
 )
+from inspect_tinker_plugin.processes import local_path
 from inspect_tinker_plugin.rewards import resolve_reward
 from inspect_tinker_plugin.rewards.scores import reads_other_than_scorers, require_scores
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
 from inspect_tinker_plugin.rl.hooks import with_plugin_scorers
 from inspect_tinker_plugin.rl.prewarm import Ahead
-from inspect_tinker_plugin.rl.task_handle import TaskHandle, log_folder, open_logs
+from inspect_tinker_plugin.rl.task_handle import TaskHandle, open_logs
 from inspect_tinker_plugin.samplers import (
     FOLDER,
     OutcomeFile,
@@ -267,7 +268,7 @@ def open_dataset(
         assert options.log_dir is not None
         name = re.sub(r"[^\w.-]+", "-", handle.name)
         state = SamplerState(
-            log_folder(options.log_dir) / FOLDER / name,
+            local_path(options.log_dir).absolute() / FOLDER / name,
             options.sampler,
             _pool(handle, samples),
             first_step=first_step or 0,
@@ -305,7 +306,7 @@ def prepare_task(
             "get_renderer('qwen3', tokenizer)"
         )
     if options.log_dir is not None:
-        options = replace(options, log_dir=log_folder(options.log_dir))
+        options = replace(options, log_dir=local_path(options.log_dir).absolute())
     resolved = resolve_task(task, task_args, roles=options.model_roles)
     reward = resolve_reward(options.reward).aggregator
     if not with_plugin_scorers(resolved.task).scorer and not reads_other_than_scorers(

@@ -22,6 +22,7 @@ from inspect_tinker_plugin.contracts.hooks import Memory, ToolExecutor, ToolFunc
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.logs import LogRun, close_run, make_header, open_run
 from inspect_tinker_plugin.options import DatasetOptions
+from inspect_tinker_plugin.processes import local_path
 from inspect_tinker_plugin.processes.workers import dump, freeze_memory_once
 from inspect_tinker_plugin.rewards import (
     MonitorPenalty,
@@ -113,7 +114,7 @@ class TaskHandle:
     def log_run(self) -> LogRun | None:
         """Where the logs of the dataset are made, if it has some."""
         log_dir = self.options.log_dir
-        return None if log_dir is None else LogRun(log_folder(log_dir), self.uid)
+        return None if log_dir is None else LogRun(local_path(log_dir).absolute(), self.uid)
 
     @property
     def run_folder(self) -> Path | None:
@@ -237,13 +238,6 @@ def _receive(uid: str, payload: bytes) -> TaskHandle:
             while len(_received) > _KEEP:
                 _received.pop(next(iter(_received)))
         return handle
-
-
-def log_folder(log_dir: str | Path) -> Path:
-    """Return a log folder as a path with the same meaning in every process."""
-    if "://" in str(log_dir):
-        raise ConfigError(f"log_dir {str(log_dir)!r} is remote; name a folder of this machine")
-    return Path(log_dir).absolute()
 
 
 def trainers_folder(log_dir: Path) -> Path | None:

@@ -26,6 +26,7 @@ from tinker_cookbook.utils.ml_log import dump_config
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.evaluate.source import find_source
 from inspect_tinker_plugin.options import read_keywords
+from inspect_tinker_plugin.processes import local_path
 from inspect_tinker_plugin.rl.models import (
     load_tokenizer,
     no_key,
@@ -84,7 +85,7 @@ def check_request(request: TrainRequest, *, key: bool = True) -> None:
         request: The request.
         key: Also refuse it if the Tinker service needs a key and there is none.
     """
-    _check_folder(request.log_dir.expanduser().absolute())
+    _check_folder(local_path(request.log_dir).absolute())
     has_test = request.test_task is not None or request.test_split is not None
     for option, given, needs, there in (
         (

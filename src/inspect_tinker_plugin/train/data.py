@@ -34,12 +34,13 @@ from inspect_tinker_plugin.evaluate.source import Connection, Source, find_windo
 from inspect_tinker_plugin.logs.header import evaluated_at
 from inspect_tinker_plugin.logs.writer import remove_before
 from inspect_tinker_plugin.options import Selection
+from inspect_tinker_plugin.processes import local_path
 from inspect_tinker_plugin.processes.workers import freeze_memory_once
 from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset, prepare_task
 from inspect_tinker_plugin.rl.mixture import InspectRLMixture, plan_mixture
 from inspect_tinker_plugin.rl.models import make_renderer
-from inspect_tinker_plugin.rl.task_handle import log_folder, resumed_at, training_id
+from inspect_tinker_plugin.rl.task_handle import resumed_at, training_id
 from inspect_tinker_plugin.tasks.reference import resolve_task
 from inspect_tinker_plugin.tasks.samples import (
     SelectedSamples,
@@ -91,7 +92,7 @@ class TrainingDataBuilder(InspectRLDatasetBuilder):
         train = self.train_dataset(
             renderer, samples=samples, batches=self.min_batches, **self._passes(samples)
         )
-        first = None if self.log_dir is None else resumed_at(log_folder(self.log_dir))
+        first = None if self.log_dir is None else resumed_at(local_path(self.log_dir).absolute())
         test = self._test_dataset(renderer, held_out, first, self.eval_every)
         if test is not None and not self.allow_overlap:
             check_overlap(_all_samples(train), _all_samples(test))

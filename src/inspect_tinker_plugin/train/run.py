@@ -31,7 +31,7 @@ from inspect_tinker_plugin.evaluate.source import find_window
 from inspect_tinker_plugin.logs import RolloutStatus, assemble_pending, figures
 from inspect_tinker_plugin.logs.header import count_errors
 from inspect_tinker_plugin.logs.rollout import is_masked, trajectory
-from inspect_tinker_plugin.processes import alone_in
+from inspect_tinker_plugin.processes import alone_in, local_path
 from inspect_tinker_plugin.processes.workers import run_in_loop, stopped_like_ctrl_c
 from inspect_tinker_plugin.rl.mixture import MixedTask
 from inspect_tinker_plugin.rl.models import require_server, require_weights
@@ -115,7 +115,7 @@ def train(request: TrainRequest) -> TrainResult:
         LocalServerError: The local server did not start, or died.
     """
     check_request(request)
-    log_dir = request.log_dir.expanduser().absolute()
+    log_dir = local_path(request.log_dir).absolute()
     request = replace(request, log_dir=log_dir)
     if (log_dir / LOCK).exists():  # a run that is under way is not planned again
         with alone_in(log_dir, LOCK, taken=_UNDER_WAY):
