@@ -74,6 +74,19 @@ class ByItsPast(Sampler):
         return [self.asked % 3] * count
 
 
+class WithoutFigures(Sampler):
+    def choose(self, step: int, count: int, /) -> list[int]:
+        return [0] * count
+
+    def figures(self) -> dict[str, float]:
+        raise ZeroDivisionError("no outcome yet")
+
+
+def test_a_sampler_whose_figures_fail_does_so_in_a_test() -> None:
+    with pytest.raises(ZeroDivisionError, match="no outcome yet"):
+        run_sampler(WithoutFigures, POOL, lambda sample, step: [0.0])
+
+
 def test_a_sampler_that_a_continued_run_would_not_repeat_is_found_out() -> None:
     with pytest.raises(AssertionError, match=r"step 1: .* in a continued run"):
         run_sampler(ByItsPast, POOL, lambda sample, step: [0.0])

@@ -157,6 +157,7 @@ def run_sampler(
                 f"step {step}: the sampler chose {positions}, but {again} in a continued run; it "
                 "may depend on the pool, the outcomes and the step only"
             )
+        dict(running.figures())  # as a training asks for them
         chosen.append(positions)
         for position in positions:
             earned = tuple(rewards(samples[position], step))
