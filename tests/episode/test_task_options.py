@@ -10,7 +10,15 @@ from inspect_ai import Task
 from inspect_ai.approval import ApprovalPolicy, human_approver
 from inspect_ai.dataset import Sample
 from inspect_ai.event import InterruptEvent, ToolEvent
-from inspect_ai.model import ModelCost, ModelInfo, ModelOutput, get_model, set_model_info
+from inspect_ai.model import (
+    Model,
+    ModelCost,
+    ModelInfo,
+    ModelOutput,
+    get_model,
+    model_roles,
+    set_model_info,
+)
 from inspect_ai.scorer import includes
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
 from inspect_ai.tool import ask_user
@@ -21,7 +29,7 @@ from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.options import EpisodeOptions
-from inspect_tinker_plugin.testing import call, play_episode, say
+from inspect_tinker_plugin.testing import call, play_episode, say, scripted_model
 
 
 def plain(**options: Any) -> Task:
@@ -76,6 +84,27 @@ async def test_a_tool_that_a_working_limit_cuts_off_is_logged_as_cancelled() -> 
     [interrupt] = [event for event in events if isinstance(event, InterruptEvent)]
     assert (interrupt.source, interrupt.interrupted) == ("limit", "tool_call")
     assert interrupt.interrupted_tool_call_id == cut.id
+
+
+@solver
+def asks_the_judge() -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        assert isinstance(model_roles()["judge"], Model)
+        await get_model(role="judge").generate("Well?")
+        return await generate(state)
+
+    return solve
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["a model", "a list of one"])
+async def test_what_a_model_object_says_in_a_role_counts_for_the_role(alone: bool) -> None:
+    judge = scripted_model(["Well."], name="judge")
+    task = Task(dataset=[Sample(id=1, input="?")], solver=[asks_the_judge(), generate()])
+    options = EpisodeOptions(model_roles={"judge": judge if alone else [judge]})
+    result = await play_episode(task, ["!"], options=options)
+    assert result.build_log is not None
+    assert "judge" in result.build_log().role_usage
+    assert judge.role is None  # another role may have the same object
 
 
 @solver

@@ -252,10 +252,10 @@ def resolve_roles(
         if bound is None or bound == []:
             raise ConfigError(f"model role {name!r} = {bound!r}: name a model, or leave it out")
         try:
-            if isinstance(bound, list):
+            if isinstance(bound, list) and len(bound) > 1:
                 roles[name] = [model_of_role(name, model) for model in bound]
             else:
-                roles[name] = model_of_role(name, bound)
+                roles[name] = model_of_role(name, bound[0] if isinstance(bound, list) else bound)
         except Exception as error:
             # a missing package, key or provider; each raises its own kind of error
             reason = internals.in_one_line(error)

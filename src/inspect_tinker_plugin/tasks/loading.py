@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,7 @@ class _Roles(dict[str, Any]):
 
 
 def model_of_role(role: str, bound: Any) -> Model:
-    """Return the model that a role is bound to.
+    """Return the model that a role is bound to; a copy of a model object, as in an eval.
 
     Args:
         role: The role.
@@ -137,6 +138,10 @@ def model_of_role(role: str, bound: Any) -> Model:
     Raises:
         ValueError: A mapping names no model, or has an option that Inspect does not know.
     """
+    if isinstance(bound, Model):  # its role is in the events and the usage of its calls
+        own = copy(bound)
+        own._set_role(role)
+        return own
     if not isinstance(bound, Mapping):
         return get_model(bound, role=role)
     options = dict(bound)
