@@ -252,10 +252,9 @@ def resolve_roles(
         if bound is None or bound == []:
             raise ConfigError(f"model role {name!r} = {bound!r}: name a model, or leave it out")
         try:
-            if isinstance(bound, list) and len(bound) > 1:
-                roles[name] = [model_of_role(name, model) for model in bound]
-            else:
-                roles[name] = model_of_role(name, bound[0] if isinstance(bound, list) else bound)
+            several = bound if isinstance(bound, list) else [bound]
+            models = [model_of_role(name, model) for model in several]
+            roles[name] = models if len(models) > 1 else models[0]
         except Exception as error:
             # a missing package, key or provider; each raises its own kind of error
             reason = internals.in_one_line(error)
