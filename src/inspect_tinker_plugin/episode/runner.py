@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from logging import getLogger
 from typing import Any
 
 import anyio
 from inspect_ai.dataset import Sample
 from inspect_ai.event import Event
-from inspect_ai.log import EvalSample
+from inspect_ai.log import EvalRevision, EvalSample
 from inspect_ai.util import SandboxEnvironment
 
+from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import (
     EpisodeResult,
     EpisodeState,
@@ -23,6 +25,7 @@ from inspect_tinker_plugin.contracts.episodes import (
 from inspect_tinker_plugin.contracts.errors import EpisodeClosedError
 from inspect_tinker_plugin.episode.mailbox import Mailbox
 from inspect_tinker_plugin.episode.sample_run import SampleRun
+from inspect_tinker_plugin.episode.sandbox import surroundings
 from inspect_tinker_plugin.episode.task import PreparedTask
 from inspect_tinker_plugin.processes.loops import NOT_BY_THE_EPISODE, run_in, wait_for_end
 
@@ -44,6 +47,12 @@ _running: set[asyncio.Task[None]] = set()
 
 class EpisodeRunner(PreparedTask):
     """Makes episodes of one task; what they share is resolved once."""
+
+    @cached_property
+    def source(self) -> tuple[EvalRevision | None, dict[str, str]]:
+        """The git revision of the task's code, and the version of the package that it is in."""
+        with surroundings:
+            return internals.source_in_logs(self.task)
 
     def episode(self, sample: Sample, *, epoch: int = 1) -> Episode:
         """Make an episode of a sample, which must have an id; nothing is started yet."""

@@ -31,8 +31,7 @@ from inspect_ai.util import SandboxEnvironmentSpec, registry_info
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.policy import POLICY_NAME, POLICY_PROVIDER
-from inspect_tinker_plugin.episode.sandbox import surroundings
-from inspect_tinker_plugin.episode.task import PreparedTask
+from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.logs.rollout import figures, free_name, note
 from inspect_tinker_plugin.logs.staging import Attempt
 from inspect_tinker_plugin.rewards.scores import read_number
@@ -47,7 +46,7 @@ _PACKAGES = ("inspect_ai", "inspect-tinker-plugin", "tinker", "tinker-cookbook")
 
 
 def make_header(
-    prepared: PreparedTask,
+    prepared: EpisodeRunner,
     *,
     run_id: str,
     group_size: int,
@@ -65,8 +64,7 @@ def make_header(
     """
     task, limits = prepared.task, prepared.limits
     size = len(task.dataset)
-    with surroundings:
-        revision, package = internals.source_in_logs(task)
+    revision, package = prepared.source
     kind = "train" if metadata.get("asked_every") is None else "test"
     spec = EvalSpec(
         eval_id=run_id,

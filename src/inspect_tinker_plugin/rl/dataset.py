@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Protocol, Unpack
 
 from inspect_ai import Task
@@ -268,7 +269,7 @@ def open_dataset(
         assert options.log_dir is not None
         name = re.sub(r"[^\w.-]+", "-", handle.name)
         state = SamplerState(
-            local_path(options.log_dir).absolute() / FOLDER / name,
+            Path(options.log_dir) / FOLDER / name,
             options.sampler,
             _pool(handle, samples),
             first_step=first_step or 0,

@@ -22,7 +22,6 @@ from inspect_tinker_plugin.contracts.hooks import Memory, ToolExecutor, ToolFunc
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.logs import LogRun, close_run, make_header, open_run
 from inspect_tinker_plugin.options import DatasetOptions
-from inspect_tinker_plugin.processes import local_path
 from inspect_tinker_plugin.processes.workers import dump, freeze_memory_once
 from inspect_tinker_plugin.rewards import (
     MonitorPenalty,
@@ -114,7 +113,7 @@ class TaskHandle:
     def log_run(self) -> LogRun | None:
         """Where the logs of the dataset are made, if it has some."""
         log_dir = self.options.log_dir
-        return None if log_dir is None else LogRun(local_path(log_dir).absolute(), self.uid)
+        return None if log_dir is None else LogRun(Path(log_dir), self.uid)
 
     @property
     def run_folder(self) -> Path | None:
