@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 from inspect_ai import Task, eval_async, task
+from inspect_ai.agent import Agent, AgentState
+from inspect_ai.agent import agent as make_agent
+from inspect_ai.approval import ApprovalPolicy, auto_approver
 from inspect_ai.dataset import Sample
 from inspect_ai.log import EvalSample, list_eval_logs, read_eval_log, read_eval_log_sample_summaries
 from inspect_ai.model import ChatMessageAssistant, Model, ModelOutput, ModelUsage, get_model
+from inspect_ai.review import Review, Reviewer, ReviewPolicy, reviewer
 from inspect_ai.scorer import Score, Target, match, mean
-from inspect_ai.solver import TaskState, generate
+from inspect_ai.solver import TaskState, chain, generate
 from inspect_ai.viewer import ViewerConfig
 from tests.functions import make_scorer
 from tests.logs.rollouts import (
@@ -237,23 +241,61 @@ async def test_a_rollout_that_was_cut_off_shows_how_far_it_came(tmp_path: Path) 
     assert figures(log, "status") == ["cut"]
 
 
+@reviewer
+def lets_pass(level: int = 2) -> Reviewer:
+    async def review(*args: Any, **kwargs: Any) -> Review:
+        return Review(decision="continue")
+
+    return review
+
+
+@make_agent
+def asks_once(words: str, turns: int = 1) -> Agent:
+    async def execute(state: AgentState) -> AgentState:
+        state.output = await get_model().generate(state.messages)
+        state.messages.append(state.output.message)
+        return state
+
+    return execute
+
+
 @task(attribs={"kind": "toy"})
-def described() -> Task:
-    task = Task(dataset=sums(1), solver=generate(), scorer=match(), display_name="By word")
-    task.tags, task.viewer = ["words"], ViewerConfig()
-    return task
+def described(count: int, level: int = 1) -> Task:
+    return Task(
+        dataset=sums(count),
+        solver=generate(),
+        scorer=match(),
+        approval=[ApprovalPolicy(auto_approver("reject"), ["bash", "python"])],
+        review=[ReviewPolicy(lets_pass(level), "add*")],
+        score_on_error=True,
+        display_name="By word",
+        tags=["words"],
+        viewer=ViewerConfig(),
+    )
 
 
-@pytest.mark.parametrize("own", [{}, {"solver": two_turns()}], ids=["the task's", "another"])
+@pytest.mark.parametrize(
+    "own",
+    [
+        {},
+        {"solver": two_turns()},
+        {"solver": asks_once("few")},
+        {"solver": chain(two_turns(), asks_once("few"))},
+    ],
+    ids=["the task's", "another", "an agent", "a chain"],
+)
 async def test_a_header_describes_task_and_solver_as_that_of_an_eval(
     own: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # the commit is that of the task's folder
     monkeypatch.delenv("PYTEST_CURRENT_TEST")  # with which Inspect looks for none
-    log = await logged(dataset(described(), tmp_path / "own", **own), tmp_path / "own", ["2"])
-    [wanted] = await eval_async(described(), model="mockllm/model", log_dir=str(tmp_path), **own)
-    same = {"solver", "solver_args", "task_display_name", "task_attribs", "viewer", "revision"}
+    log = await logged(dataset(described(1), tmp_path / "own", **own), tmp_path / "own", ["2"])
+    [wanted] = await eval_async(described(1), model="mockllm/model", log_dir=str(tmp_path), **own)
+    same = {"task_display_name", "task_attribs", "viewer", "revision"}
+    same |= {"solver", "solver_args", "solver_args_passed", "task_args", "task_args_passed"}
     assert log.eval.model_dump(include=same) == wanted.eval.model_dump(include=same)
+    run = {"approval", "review", "score_on_error"}
+    assert log.eval.config.model_dump(include=run) == wanted.eval.config.model_dump(include=run)
     assert log.plan == wanted.plan
     assert log.plan.steps
     assert set(log.eval.tags or []) == {*(wanted.eval.tags or []), "rollouts", "train"}

@@ -238,7 +238,7 @@ def _as_solver(solver: SolverLike | None) -> Solver | None:
     for part in parts:
         if not callable(part) or isinstance(part, type):
             raise ConfigError(f"solver: {part!r:.80} is neither a solver nor an agent")
-    if isinstance(solver, Sequence):
+    if isinstance(solver, Sequence) and not callable(solver):  # a Chain is both
         return chain(list(solver))
     return as_solver(solver) if is_agent(solver) else cast(Solver, solver)
 

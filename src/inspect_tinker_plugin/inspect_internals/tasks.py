@@ -20,12 +20,14 @@ from inspect_ai._display.core.active import init_task_screen
 from inspect_ai._display.core.display import TaskScreen
 from inspect_ai._eval.context import init_task_context
 from inspect_ai._eval.loader import (
+    as_solver_spec,
     create_file_tasks,
     load_file_tasks,
     load_task_spec,
     solver_from_spec,
 )
 from inspect_ai._eval.score import resolve_scorers
+from inspect_ai._eval.task.constants import TASK_ALL_PARAMS_ATTR
 from inspect_ai._eval.task.generate import task_generate
 from inspect_ai._eval.task.images import capture_task_input_media, materialize_sample_input
 from inspect_ai._eval.task.log import (
@@ -54,6 +56,7 @@ from inspect_ai._util.registry import (
 )
 from inspect_ai._util.working import init_sample_working_time
 from inspect_ai.agent._acp.transport import _acp_live_active
+from inspect_ai.approval._policy import config_from_approval_policies
 from inspect_ai.dataset import Sample
 from inspect_ai.event import Event, InterruptEvent, ModelEvent, ToolEvent
 from inspect_ai.event._model import LIMIT_CANCEL_ERROR
@@ -72,10 +75,11 @@ from inspect_ai.model._model import (
     sample_role_usage,
 )
 from inspect_ai.model._model_config import model_roles_to_model_roles_config
+from inspect_ai.review._policy import config_from_review_policies
 from inspect_ai.scorer._metric import to_metric_specs
 from inspect_ai.scorer._score import init_scoring_context
 from inspect_ai.scorer._scorer import as_scorer_spec, unique_scorer_name
-from inspect_ai.solver import TaskState
+from inspect_ai.solver import Solver, TaskState
 from inspect_ai.solver._fork import set_task_generate
 from inspect_ai.solver._solver import SolverSpec
 from inspect_ai.solver._task_state import sample_state, set_sample_state, state_jsonable
@@ -101,6 +105,7 @@ __all__ = [
     "TerminateSampleError",
     "Transcript",
     "active_model",
+    "arguments_in_logs",
     "bind_model",
     "bind_roles",
     "capture_task_input_media",
@@ -127,6 +132,7 @@ __all__ = [
     "monitor_working_limit",
     "parse_decorators",
     "plan_to_eval_plan",
+    "policies_in_logs",
     "record_event",
     "record_sample_limit_data",
     "recorded_events",
@@ -229,6 +235,39 @@ def scoring_in_logs(task: Task, model_roles: dict[str, Model | list[Model]]) -> 
         "metrics": resolve_eval_metrics(metrics),
         "model_roles": model_roles_to_model_roles_config(model_roles) or None,
     }
+
+
+def arguments_in_logs(task: Task, solver: Solver | None) -> dict[str, Any]:
+    """Return the fields of an ``EvalSpec`` about a task's arguments, and what replaces its solver.
+
+    Of the task's own solver, an eval's log says nothing there; nor can it name one that no
+    ``@solver`` or ``@agent`` function made.
+    """
+    passed = dict(registry_params(task)) if is_registry_object(task) else {}
+    about = {
+        "task_args": getattr(task, TASK_ALL_PARAMS_ATTR, passed),
+        "task_args_passed": passed,
+    }
+    if solver is not None and is_registry_object(solver):
+        spec = as_solver_spec(solver)
+        about |= {
+            "solver": spec.solver,
+            "solver_args": spec.args,
+            "solver_args_passed": spec.args_passed,
+        }
+    return about
+
+
+def policies_in_logs(task: Task) -> dict[str, Any]:
+    """Return the fields of an ``EvalConfig`` about approval and review, if parts have names."""
+    about: dict[str, Any] = {}
+    with suppress(ValueError):
+        if task.approval:
+            about["approval"] = config_from_approval_policies(task.approval)
+    with suppress(ValueError):
+        if task.review:
+            about["review"] = config_from_review_policies(task.review)
+    return about
 
 
 def source_in_logs(task: Task) -> tuple[EvalRevision | None, dict[str, str]]:

@@ -26,8 +26,7 @@ from inspect_ai.log import (
 )
 from inspect_ai.model import ModelUsage
 from inspect_ai.scorer import Score
-from inspect_ai.solver import Solver
-from inspect_ai.util import SandboxEnvironmentSpec, registry_info
+from inspect_ai.util import SandboxEnvironmentSpec
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.policy import POLICY_NAME, POLICY_PROVIDER
@@ -78,10 +77,7 @@ def make_header(
         task_display_name=task.display_name,
         task_description=getattr(task, "description", None),  # only later releases
         task_attribs=task.attribs,
-        task_args=_arguments(task) or {},
-        task_args_passed=_arguments(task) or {},
-        solver=_registered_name(prepared.solver),
-        solver_args=_arguments(prepared.solver),
+        **internals.arguments_in_logs(task, prepared.solver),
         dataset=EvalDataset(
             name=task.dataset.name,
             location=task.dataset.location,
@@ -103,6 +99,8 @@ def make_header(
             cost_limit=limits.cost,
             max_sandboxes=prepared.options.max_sandboxes,
             max_subprocesses=prepared.options.max_subprocesses,
+            score_on_error=prepared.score_on_error,
+            **internals.policies_in_logs(task),
             **({"sentinel": prepared.monitors.config} if prepared.monitors else {}),
         ),
         revision=revision,
@@ -117,21 +115,6 @@ def make_header(
         **internals.scoring_in_logs(task, prepared.model_roles),
     )
     return EvalLog(eval=spec, plan=internals.plan_to_eval_plan(prepared.plan, prepared.config))
-
-
-def _arguments(made: object) -> dict[str, Any] | None:
-    try:
-        return dict(internals.registry_params(made))
-    except ValueError:
-        return None
-
-
-def _registered_name(solver: Solver | None) -> str | None:
-    """Name the solver that replaces the task's; of the task's own, an eval's log says nothing."""
-    try:
-        return registry_info(solver).name
-    except ValueError:
-        return None
 
 
 def _sandbox(spec: SandboxEnvironmentSpec | None) -> SandboxEnvironmentSpec | None:
