@@ -130,6 +130,8 @@ def test_a_misspelt_option_is_met_with_a_suggestion() -> None:
         ("context_window", True),
         ("cost_limit", float("nan")),
         ("cost_limit", "1"),
+        ("cost_limit", False),
+        ("message_limit", -1),
     ],
 )
 def test_a_value_of_another_kind_is_refused_by_name(name: str, value: object) -> None:
@@ -138,10 +140,19 @@ def test_a_value_of_another_kind_is_refused_by_name(name: str, value: object) ->
         as_rl_dataset(task(), renderer(), **options)
 
 
+def test_limits_may_be_zero_as_in_an_eval() -> None:
+    names = [f"{each}_limit" for each in ("message", "token", "time", "working", "cost")]
+    DatasetOptions(**dict.fromkeys(names, 0))  # type: ignore[arg-type]
+    for name in names:
+        flag = flags("train")[name]
+        assert flag.type_cast_value(click.Context(rl), "0") in (0, "0"), name
+
+
 @pytest.mark.parametrize(
     ("given", "read"),
     [
         (7, (7, "all")),
+        ("0", (0, "all")),
         ("500k", (500_000, "all")),
         ("output:1m", (1_000_000, "output")),
         ("(input*0.1)+output:2", (2, "(input*0.1)+output")),
@@ -152,7 +163,7 @@ def test_a_token_limit_is_what_inspect_takes(given: Any, read: tuple[int, str]) 
     assert read_token_limit(given) == read
 
 
-@pytest.mark.parametrize("given", [0, True, 1.5, "0", "-1", "many", "output:", "cost:3"])
+@pytest.mark.parametrize("given", [True, 1.5, -1, "-1", "many", "output:", "cost:3"])
 def test_what_inspect_does_not_take_is_no_token_limit(given: Any) -> None:
     with pytest.raises(ConfigError, match=r"token[_ ]limit"):
         DatasetOptions(token_limit=given)

@@ -267,14 +267,14 @@ class DatasetOptions(Selection, EpisodeOptions):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
         for name in ("batch_size", "group_size", "epochs"):
-            _require_positive(name, getattr(self, name))
-        for name in _LIMITS:
+            _require_whole(name, getattr(self, name))
+        for name, least in _LIMITS.items():
             if getattr(self, name) is not None:
-                _require_positive(name, getattr(self, name))
+                _require_whole(name, getattr(self, name), least)
         if self.token_limit is not None:
             read_token_limit(self.token_limit)
         if self.cost_limit is not None:
-            _require_amount("cost_limit", self.cost_limit)
+            _require_amount("cost_limit", self.cost_limit, or_zero=True)
         _require_amount("stop_timeout", self.stop_timeout)
         if self.sandbox_config is not None:
             # Folded into the sandbox, so that there is one place to look it up.
@@ -294,15 +294,16 @@ class DatasetOptions(Selection, EpisodeOptions):
         return Selection(**{each.name: getattr(self, each.name) for each in fields(Selection)})
 
 
-_LIMITS = (
-    "max_sandboxes",
-    "max_subprocesses",
-    "max_turns",
-    "message_limit",
-    "time_limit",
-    "working_limit",
-    "context_window",
-)
+_LIMITS = {
+    "max_sandboxes": 1,
+    "max_subprocesses": 1,
+    "max_turns": 1,
+    "message_limit": 0,
+    "time_limit": 0,
+    "working_limit": 0,
+    "context_window": 1,
+}
+"""The least that an option may say; limits of Inspect may be 0, as in an eval."""
 
 
 def _check_limit(limit: object) -> None:
@@ -324,9 +325,9 @@ def _with_config(sandbox: Any, config: Any) -> tuple[str, Any]:
     return (sandbox, config)
 
 
-def _require_positive(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
+def _require_whole(name: str, value: object, least: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 
 def read_token_limit(limit: int | str | TokenLimit) -> tuple[int, str]:
@@ -336,7 +337,7 @@ def read_token_limit(limit: int | str | TokenLimit) -> tuple[int, str]:
         The number of tokens, and which of them count: ``all``, ``output`` or a formula.
 
     Raises:
-        ConfigError: Inspect does not take it, or it allows no token.
+        ConfigError: Inspect does not take it, or it is below 0.
     """
     from inspect_ai import Task
 
@@ -344,14 +345,19 @@ def read_token_limit(limit: int | str | TokenLimit) -> tuple[int, str]:
         read = Task(token_limit=limit)  # the public way to Inspect's own parser
     except ValueError as error:
         raise ConfigError(f"token_limit: {error}") from error
-    _require_positive("token_limit", read.token_limit)
+    _require_whole("token_limit", read.token_limit, 0)
     assert read.token_limit is not None
     return read.token_limit, read.token_limit_type or "all"
 
 
-def _require_amount(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ConfigError(f"{name} must be a number above 0, got {value!r}")
+def _require_amount(name: str, value: object, *, or_zero: bool = False) -> None:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not (0 < value < math.inf or (or_zero and value == 0))
+    ):
+        least = "of at least 0" if or_zero else "above 0"
+        raise ConfigError(f"{name} must be a number {least}, got {value!r}")
 
 
 class DatasetKeywords(TypedDict, total=False):

@@ -453,7 +453,11 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
         "metavar": "LOGS",
         "callback": _parse_several,
     },
+    "message_limit": {"type": click.IntRange(0)},
     "token_limit": {"metavar": "TOKENS", "callback": _parse_token_limit},
+    "time_limit": {"type": click.IntRange(0)},
+    "working_limit": {"type": click.IntRange(0)},
+    "cost_limit": {"type": Number(0)},
     "score_sandbox": {"type": click.Choice(["same", "fresh"])},
     "score_files": {
         "flag": "--score-file",

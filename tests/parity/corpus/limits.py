@@ -88,6 +88,11 @@ for name, limit, task, script, score, kept in ENDING:
         under(task, name, 50 * limit)
     )
 
+for name, task in {"message": ticking, "token": ticking, "cost": priced}.items():
+    none = EpisodeOptions(**{f"{name}_limit": 0})  # type: ignore[arg-type]
+    expect = Expect(turns=0, scores={"includes": "I"}, limit=name)
+    case(id=f"{name}-limit-of-zero", script=[], expect=expect, options=none)(task)
+
 
 @case(
     script=[say("one", call("tick"))],
