@@ -13,11 +13,13 @@ from inspect_ai.agent import react
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import includes
 from tests.functions import make_tool
+from tests.tokens import formats
 from tinker_cookbook.completers import TokenCompleter
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollout_runner import run_rollout
 
 from inspect_tinker_plugin import as_rl_dataset
+from inspect_tinker_plugin.contracts.errors import RendererError
 from inspect_tinker_plugin.testing import (
     ScriptedPolicy,
     ScriptTurn,
@@ -95,6 +97,22 @@ def test_a_reply_comes_back_through_the_renderer(name: str) -> None:
     [tool_call] = message["tool_calls"]
     assert tool_call.function.name == "find"
     assert json.loads(tool_call.function.arguments) == {"what": "käse", "n": [1, 2]}
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5", "kimi_k2", "kimi_k25", "kimi_k26"])
+def test_reasoning_is_said_in_the_format_of_the_renderer(name: str) -> None:
+    tokens = reply_tokens(formats.renderer(name), say("Six.", reasoning="Two times three."))
+    message, _ = formats.renderer(name).parse_response(tokens)
+    assert message["content"] == [
+        {"type": "thinking", "thinking": "Two times three."},
+        {"type": "text", "text": "Six."},
+    ]
+
+
+@pytest.mark.parametrize("name", ["llama3", "role_colon"])
+def test_a_format_without_reasoning_is_an_error_that_says_so(name: str) -> None:
+    with pytest.raises(RendererError, match="no format for a scripted reply"):
+        reply_tokens(formats.renderer(name), say("Six.", reasoning="Two times three."))
 
 
 @pytest.mark.parametrize(

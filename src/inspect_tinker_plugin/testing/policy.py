@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from inspect_ai.model import ChatMessageUser, GenerateConfig, ModelOutput
 
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
+from inspect_tinker_plugin.contracts.errors import RendererError
 from inspect_tinker_plugin.contracts.policy import TOKENIZER_FOLDER
 from inspect_tinker_plugin.testing.replies import Script, ScriptExhausted, resolve_reply
 
@@ -148,14 +149,20 @@ def reply_tokens(renderer: Renderer, output: ModelOutput) -> list[int]:
     Returns:
         Tokens up to and including the stop token, or without it when the output's stop reason
         is ``max_tokens``.
+
+    Raises:
+        RendererError: The renderer's format has no place for what is said, such as reasoning.
     """
+    from tinker_cookbook.exceptions import RendererError as NotRendered
     from tinker_cookbook.renderers import Message
     from tinker_cookbook.renderers.base import RenderContext
 
     from inspect_tinker_plugin.tokens.messages import renderer_message
 
     asked = Message(role="user", content="")
-    context = RenderContext(idx=1, is_last=True, prev_message=asked, last_user_index=0)
+    context = RenderContext(
+        idx=1, is_last=True, prev_message=asked, last_user_index=0, in_last_assistant_turn=True
+    )
     message = renderer_message(output.message, images=False)
     try:
         rendered = renderer.render_message(message, context)
@@ -163,6 +170,11 @@ def reply_tokens(renderer: Renderer, output: ModelOutput) -> list[int]:
         prompt = renderer.build_generation_prompt([asked]).to_ints()
         whole, _ = renderer.build_supervised_example([asked, message])
         tokens = whole.to_ints()[len(prompt) :]
+    except NotRendered as error:
+        raise RendererError(
+            f"the renderer {type(renderer).__name__} has no format for a scripted reply ({error}). "
+            "Leave out of the script what it cannot say, such as reasoning"
+        ) from error
     else:
         chunks = list(rendered.output)
         if rendered.stop_overlap is not None:
