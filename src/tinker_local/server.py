@@ -21,7 +21,7 @@ from collections.abc import Coroutine, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, BinaryIO, Self, TypeVar
 
 from tinker_local.launch import LOCK, MODULE
 from tinker_local.settings import (
@@ -133,7 +133,6 @@ class LocalServer:
             self._state_dir = Path(tempfile.mkdtemp(prefix=TEMPORARY))
         else:
             self._state_dir = Path(self._wanted_state_dir).expanduser().absolute()
-            self._state_dir.mkdir(parents=True, exist_ok=True)
         self._owner = os.getpid()
         atexit.register(self.stop)
         try:
@@ -216,7 +215,7 @@ class LocalServer:
         command = [sys.executable, "-m", MODULE, "api", str(self.model), str(state)]
         command += [str(report_write), json.dumps(asdict(self.settings))]
         try:
-            with open(state / LOG, "ab") as log:
+            with _open_log(state) as log:
                 self._process = subprocess.Popen(
                     command,
                     stdin=life_read,
@@ -268,6 +267,17 @@ class LocalServer:
             "(LocalSettings.start_timeout)",
             log=self.log,
         )
+
+
+def _open_log(state: Path) -> BinaryIO:
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+        return open(state / LOG, "ab")
+    except OSError as error:
+        raise LocalServerError(
+            f"the local server cannot write its records and checkpoints to {state}: "
+            f"{error.strerror}"
+        ) from error
 
 
 def _remove_left_folders() -> None:

@@ -75,6 +75,20 @@ def test_what_an_installation_without_pytorch_lacks_is_named(
         rl(["serve-model", "runs/mine"], standalone_mode=False)
 
 
+def test_a_model_of_ours_says_so_in_an_eval_too() -> None:
+    code = """
+import sys
+from inspect_ai.model import get_model
+sys.modules["tinker"] = None
+try:
+    get_model("tinker/runs/mine")
+except Exception as error:
+    print(type(error).__name__, error.message)
+"""
+    printed = run(sys.executable, "-c", code)
+    assert printed.startswith("PrerequisiteError tinker is not installed, which this needs: pip")
+
+
 PROGRAMS = [
     [str(Path(sys.executable).with_name("inspect-rl"))],
     [str(Path(sys.executable).with_name("inspect")), "rl"],

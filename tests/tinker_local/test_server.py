@@ -196,6 +196,14 @@ def test_a_busy_port_is_named(tiny_model: Path) -> None:
 
 
 @needs_local
+def test_a_folder_that_cannot_be_written_is_named(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    server = LocalServer(tiny_model, state_dir=tmp_path / "file" / "run")
+    with pytest.raises(LocalServerError, match=r"cannot write .* to .*file/run: Not a directory"):
+        server.start()
+
+
+@needs_local
 def test_a_start_that_takes_too_long_is_given_up(tiny_model: Path, tmp_path: Path) -> None:
     server = LocalServer(tiny_model, state_dir=tmp_path, settings=LocalSettings(start_timeout=0.5))
     with pytest.raises(LocalServerError, match=r"not ready after 0\.5 s"):

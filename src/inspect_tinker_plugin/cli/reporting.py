@@ -23,7 +23,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from inspect_tinker_plugin.contracts.wording import clean_text, counted
+from inspect_tinker_plugin.contracts.wording import clean_text, counted, left_out
 from inspect_tinker_plugin.processes.workers import stopped_like_ctrl_c
 
 if TYPE_CHECKING:
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
 OUR_PACKAGES = ("inspect_docker_pool", "inspect_rl_audit", "inspect_tinker_plugin", "tinker_local")
 """Packages whose errors are raised on purpose."""
-
-LEFT_OUT = ("tinker", "tinker_cookbook", "torch")
-"""What an installation for exports and audits does without (``docs/install.md``)."""
 
 EXIT_ERROR = 1
 """Nothing useful was produced; 2, wrong usage, is click's."""
@@ -117,8 +114,8 @@ def _line(error: Exception) -> str:
     text = " ".join(str(error).split())
     if any(each.__module__.partition(".")[0] in OUR_PACKAGES for each in type(error).__mro__):
         return text
-    if isinstance(error, ModuleNotFoundError) and error.name in LEFT_OUT:
-        return f"{error.name} is not installed, which this needs: pip install inspect-tinker-plugin"
+    if reason := left_out(error):
+        return reason
     if isinstance(error, OSError) and (error.filename or error.errno == errno.ENOSPC):
         return f"{error.strerror}: {error.filename or 'the output cannot be written'}"
     if type(error).__module__.startswith("inspect_ai."):

@@ -110,6 +110,11 @@ def read_run(run: Path, step: str = "", *, base_url: str | None = None) -> Sourc
         raise ConfigError(
             f"the model of the run {run} is not at {model}: a local run cannot be moved"
         )
+    if local and not os.access(run / "local-server", os.W_OK):
+        raise ConfigError(
+            f"the server of a local run works in {run / 'local-server'}, which cannot be written: "
+            "make it writable"
+        )
     source = Source(
         base_model=model,
         renderer=str(identity["renderer"]),
@@ -218,7 +223,8 @@ def _start_server(source: Source) -> tuple[str, str]:
             _servers[run] = server.start().url
         except LocalServerError as error:
             raise ConfigError(
-                f"cannot sample from {source.name}, whose server serves one process: {error}"
+                f"cannot sample from {source.name}, whose server works in the run's folder, for "
+                f"one process: {error}"
             ) from error
     return _servers[run], API_KEY
 
