@@ -18,7 +18,7 @@ from inspect_ai.model import ChatMessage
 from inspect_rl_audit.contract import AuditContext
 from inspect_rl_audit.records import CODES, EpisodeRecord, Finding, Severity
 from inspect_tinker_plugin.plugins import counted
-from inspect_tinker_plugin.processes import write_whole
+from inspect_tinker_plugin.processes import is_remote, write_whole
 from inspect_tinker_plugin.train import plan_rows, plan_title
 
 PAGE = "audit.html"
@@ -123,7 +123,7 @@ def _transcripts(report: AuditReport, out: Path) -> list[Transcript]:
 def _transcript(evidence: Mapping[str, Any], out: Path) -> Transcript:
     try:
         log, id = str(evidence["log"]), evidence["sample"]
-        log = log if "://" in log else str(out / log)
+        log = log if is_remote(log) else str(out / log)
         sample = read_eval_log_sample(log, id=id, epoch=evidence.get("epoch", 1))
     except (OSError, LookupError, TypeError, ValueError):
         return ()  # moved away: the page says where it was

@@ -82,7 +82,10 @@ def adds_and_submits(request: TurnRequest) -> Any:
 
 
 def run_export(
-    sources: Sequence[Path] | Path, folder: Path, choice: Choice | None = None, **options: Any
+    sources: Sequence[Path | str] | Path,
+    folder: Path,
+    choice: Choice | None = None,
+    **options: Any,
 ) -> LogExportReport:
     """Export in a loop of its own."""
     import asyncio

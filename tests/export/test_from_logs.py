@@ -400,7 +400,7 @@ def test_names_of_splits_that_are_none_are_refused(split: tuple[str, str]) -> No
 # interruptions
 
 
-def leave_unfinished(logs: Path, folder: Path, options: LogExportOptions) -> None:
+def leave_unfinished(logs: Path | str, folder: Path, options: LogExportOptions) -> None:
     """Interrupt an export behind its sixth run."""
 
     async def interrupted() -> None:
@@ -434,17 +434,23 @@ def test_an_interrupted_export_goes_on_where_it_was(tmp_path: Path) -> None:
         assert loaded(tmp_path / "out", split) == loaded(tmp_path / "whole", split)
 
 
-def test_an_export_is_not_continued_with_logs_that_were_scored_again(tmp_path: Path) -> None:
-    logs = scored(tmp_path / "logs", ["1 a", "0 b"], count=6)
+@pytest.mark.parametrize("store", ["{folder}", "memory://{folder.name}"], ids=["here", "remote"])
+def test_an_export_is_not_continued_with_logs_that_were_scored_again(
+    store: str, tmp_path: Path
+) -> None:
+    made = scored(tmp_path / tmp_path.name, ["1 a", "0 b"], count=6)
+    source = store.format(folder=made)
     choice = Choice(score="as_said")
-    leave_unfinished(logs, tmp_path / "out", LogExportOptions(choice=choice))
-    for path in logs.glob("*.eval"):
-        log = read_eval_log(str(path))
+    logs = {f"{source}/{path.name}": read_eval_log(str(path)) for path in made.glob("*.eval")}
+    for path, log in logs.items():
+        write_eval_log(log, path)
+    leave_unfinished(source, tmp_path / "out", LogExportOptions(choice=choice))
+    for path, log in logs.items():
         for sample in log.samples or []:
             sample.scores = {**(sample.scores or {}), "another": Score(value=1)}
-        write_eval_log(log, str(path))
+        write_eval_log(log, path)
     with pytest.raises(ExportError, match="the logs have changed since"):
-        run_export(logs, tmp_path / "out", choice)
+        run_export([source], tmp_path / "out", choice)
 
 
 def test_an_export_that_is_cut_off_within_a_sample_has_all_or_none_of_its_rows(

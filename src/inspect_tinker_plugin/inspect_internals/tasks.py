@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 from inspect_ai import Task
 from inspect_ai._display.core.active import init_task_screen
@@ -44,6 +44,7 @@ from inspect_ai._util.decorator import parse_decorators
 from inspect_ai._util.dotenv import init_dotenv
 from inspect_ai._util.error import PrerequisiteError
 from inspect_ai._util.exception import TerminateSampleError
+from inspect_ai._util.file import file
 from inspect_ai._util.json import to_json_safe
 from inspect_ai._util.path import chdir
 from inspect_ai._util.registry import (
@@ -130,6 +131,7 @@ __all__ = [
     "load_task_spec",
     "materialize_sample_input",
     "monitor_working_limit",
+    "open_file",
     "parse_decorators",
     "plan_to_eval_plan",
     "policies_in_logs",
@@ -167,6 +169,11 @@ __all__ = [
     "with_registered_scorers",
     "without_markup",
 ]
+
+
+def open_file(path: str) -> AbstractContextManager[BinaryIO]:
+    """Open a file to be read, of this machine or of a store that Inspect knows."""
+    return file(path, "rb")
 
 
 def in_one_line(error: BaseException) -> str:

@@ -28,11 +28,12 @@ from inspect_ai.log import (
 )
 from inspect_ai.scorer import SampleScore, Score
 
+from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.hooks import GroupOutcome
 from inspect_tinker_plugin.contracts.policy import POLICY_MODEL, POLICY_PROVIDER
 from inspect_tinker_plugin.contracts.rewards import UnscoredError
-from inspect_tinker_plugin.processes import local_path
+from inspect_tinker_plugin.processes import is_remote, local_path
 from inspect_tinker_plugin.rewards.scores import locate_score, read_score
 
 
@@ -91,8 +92,8 @@ def find_logs(sources: Sequence[str]) -> list[str]:
     """Return the logs that files and folders stand for, each once, by name."""
     found: dict[str, None] = {}
     for source in sources:
-        remote = "://" in source and not source.startswith("file://")
-        path = Path(source) if remote else local_path(source)
+        remote = is_remote(source)
+        path = Path(source) if remote else local_path(source).absolute()
         if path.is_dir() or (remote and not source.endswith(".eval")):
             infos = list_eval_logs(source, formats=["eval"]) if remote else []
             names = sorted([info.name for info in infos] or map(str, path.rglob("*.eval")))
@@ -106,7 +107,7 @@ def find_logs(sources: Sequence[str]) -> list[str]:
             )
         else:
             raise ConfigError(f"there is no log and no folder {source}")
-        found.update(dict.fromkeys(n if "://" in n else str(Path(n).absolute()) for n in names))
+        found.update(dict.fromkeys(names))
     return list(found)
 
 
@@ -317,9 +318,9 @@ class Reader:
 
 
 def files_in(path: str) -> Mapping[str, zipfile.ZipInfo]:
-    """Return the files in a log by name; nothing for a log that is not of this machine."""
-    with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as log:
-        return {info.filename: info for info in log.infolist()}
+    """Return the files in a log by name, wherever it is; nothing if it cannot be opened."""
+    with suppress(OSError, zipfile.BadZipFile), internals.open_file(path) as stored:
+        return {info.filename: info for info in zipfile.ZipFile(stored).infolist()}
     return {}
 
 

@@ -34,6 +34,12 @@ _ADDRESS = re.compile("([a-z][a-z0-9+.-]+):/+(.*)", re.DOTALL)
 """An address such as ``s3://bucket/x``, of which a ``Path`` has one slash less."""
 
 
+def is_remote(path: str | Path) -> bool:
+    """Whether this is the address of another store than this machine's files."""
+    address = _ADDRESS.fullmatch(str(path))
+    return address is not None and address[1] != "file"
+
+
 def local_path(path: str | Path) -> Path:
     """Return a path of this machine: also of ``~/x``, and of ``file:///x``.
 
@@ -43,7 +49,7 @@ def local_path(path: str | Path) -> Path:
     if (address := _ADDRESS.fullmatch(str(path))) is None:
         return Path(path).expanduser()
     scheme, rest = address.groups()
-    if scheme != "file":
+    if is_remote(path):
         raise ConfigError(f"{scheme}://{rest} is remote; name a path of this machine")
     return Path("/", rest)
 
