@@ -164,6 +164,22 @@ async def test_killing_ends_it_its_children_and_the_iteration(kind: str, tmp_pat
     assert await used(kind, tmp_path, use) == [ExecStdout(data="up\n")]
 
 
+@each_kind
+async def test_output_that_was_not_read_outlives_a_kill(kind: str, tmp_path: Path) -> None:
+    async def use(box: SandboxEnvironment) -> Any:
+        process = await box.exec_remote(sh("echo up; echo bad >&2; touch said; sleep 61361"))
+
+        async def silent() -> bool:
+            return not (await box.exec(["test", "-e", "said"])).success
+
+        await gone(silent)
+        await process.kill()
+        return [event async for event in process]
+
+    events = await used(kind, tmp_path, use)
+    assert events == [ExecStdout(data="up\n"), ExecStderr(data="bad\n")]
+
+
 @pytest.mark.docker
 async def test_what_was_killed_in_the_pool_has_ended(tmp_path: Path) -> None:
     large = "import time; held = bytearray(400 << 20); print('up', flush=True); time.sleep(61360)"

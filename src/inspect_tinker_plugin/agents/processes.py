@@ -236,12 +236,14 @@ class Process:
             raise RuntimeError("stdin of this command needs stdin_open=True in its options")
 
     async def kill(self) -> None:
-        """End it, and with it the iteration. Safe to call again."""
+        """End it, and the iteration, behind the output that came so far. Safe to call again."""
         if self._ended or self._killed:
             return
         self._killed = True
         await self._command.close()
         self._receiving.cancel()
+        with anyio.move_on_after(0), suppress(Exception):  # as Inspect: a kill does not fail
+            self._add_output(*await self._command.receive(), final=True)
 
 
 def _encode(data: str | bytes) -> bytes:
