@@ -41,6 +41,7 @@ def test_overrides_reach_everything() -> None:
         "kl_penalty_coef=0.5",
         "async_config.max_steps_off_policy=2",
         "async_config.groups_per_batch=3",
+        "dataset_builder.batch_size=3",
         "dataset_builder.test_group_size=4",
         "max_tokens=99",
         "rollout_error_tolerance=True",
@@ -70,6 +71,8 @@ def test_tasks_to_evaluate_are_sampled_as_the_training_samples() -> None:
     with pytest.raises(ConfigError, match="other"):
         config(eval_task=["example_tasks/toy.py@other"])
     roles = {"grader": "openai/grader"}
+    with pytest.raises(ConfigError, match="two tasks of --eval-task are called 'letters'"):
+        config(eval_task=[file, file])
     (evaluator,) = config(eval_task=[file], options={"model_roles": roles}).evaluator_builders
     assert evaluator.builder.model_roles == roles
 
@@ -161,6 +164,10 @@ def test_a_hosted_model_that_the_cookbook_does_not_know_needs_a_renderer() -> No
             ["async_config.max_steps_off_policy=-1", "async_config.groups_per_batch=1"],
             "async_config.max_steps_off_policy must be at least 0",
         ),
+        (
+            ["async_config.max_steps_off_policy=1", "async_config.groups_per_batch=3"],
+            "async_config.groups_per_batch=3 and --batch-size 2 are two sizes of a step",
+        ),
     ],
     ids=str,
 )
@@ -207,6 +214,7 @@ def test_a_project_needs_one_of_the_packages_that_the_cookbook_knows(
         ("", {"workers": 2, "ray": ""}, "exclude each other"),
         ("", {"ray": "toy.py"}, r"not 'toy\.py'.*put --ray last"),
         ("", {"eval_limit": 7}, "--eval-limit needs --eval-task"),
+        ("", {"eval_task": ["x.py"], "eval_every": 0}, "--eval-task needs --eval-every above 0"),
         ("", {"teacher_only": True}, "--teacher-only needs --teacher"),
         ("", {"scan_limit": 3}, "--scan-limit needs --scan"),
         ("", {"scan_tokens": 3}, "--scan-tokens needs --scan"),

@@ -143,7 +143,7 @@ def train_command(**choices: Any) -> None:
 
     The loop is the Tinker cookbook's; KEY=VALUE arguments set any of its options
     (rl.train.Config), e.g. kl_penalty_coef=0.01, num_substeps=2 or, for its asynchronous
-    mode, async_config.max_steps_off_policy=2 async_config.groups_per_batch=4.
+    mode, async_config.max_steps_off_policy=2 async_config.groups_per_batch=8.
 
     The folder of a run gets the cookbook's metrics and checkpoints, one .eval log per batch
     (rollouts/train, rollouts/test) and report.html. The same command on the same folder

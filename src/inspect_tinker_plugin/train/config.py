@@ -99,6 +99,8 @@ def check_request(request: TrainRequest, *, key: bool = True) -> None:
         ("--test-arg", request.test_task_args, "--test-task", request.test_task is not None),
         ("--test-samples", request.test_samples, "--test-task or --test-split", has_test),
         ("--allow-overlap", request.allow_overlap, "--test-task or --test-split", has_test),
+        ("--eval-task", request.eval_task, "--eval-every above 0", request.eval_every != 0),
+        ("--test-task", request.test_task, "--eval-every above 0", request.eval_every != 0),
         ("--eval-arg", request.eval_args, "--eval-task", bool(request.eval_task)),
         ("--eval-limit", request.eval_limit, "--eval-task", bool(request.eval_task)),
         (
@@ -257,8 +259,14 @@ def _evaluations(request: TrainRequest, config: Any) -> list[EvalTasksBuilder]:
     resolved = [resolve_task(task, arguments, roles=roles) for task in request.eval_task]
     if not resolved:
         return []
+    names = Counter(each.task.name.rpartition("/")[2] for each in resolved)
     for each in resolved:
         _check_ids(each.task)
+    if repeated := [name for name, count in names.items() if count > 1]:
+        raise ConfigError(
+            f"two tasks of --eval-task are called {repeated[0]!r}, so that metrics could not tell "
+            "them apart; give one of them another name (@task(name=...) or Task(name=...))"
+        )
     return [
         EvalTasksBuilder(
             tasks=[each.ref.spec for each in resolved if each.ref is not None],
@@ -387,6 +395,12 @@ def _check(config: Any) -> None:
         raise ConfigError(
             "--group-size 1 teaches nothing: an episode is compared with the others of its group. "
             "Take at least 2"
+        )
+    of_loop = config.async_config and config.async_config.groups_per_batch
+    if of_loop is not None and of_loop != data.batch_size:
+        raise ConfigError(
+            f"async_config.groups_per_batch={of_loop} and --batch-size {data.batch_size} are two "
+            "sizes of a step, by which samples are counted; give both the same"
         )
     if config.wandb_project is not None and not any(map(importlib.util.find_spec, _TRACKERS)):
         raise ConfigError(
