@@ -51,6 +51,17 @@ def test_a_dry_run_plans_without_a_key(tmp_path: Path, monkeypatch: pytest.Monke
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("size", "steps"), [(8, "6 steps of 8 groups"), (50, "2 steps of 20 groups")]
+)
+def test_a_batch_that_a_pass_does_not_fill_is_planned_as_it_is(
+    size: int, steps: str, tmp_path: Path
+) -> None:
+    text = "\n".join(dry_run(request(tmp_path, batch_size=size, epochs=2)))
+    assert steps in text
+    assert "40 samples x 4 = 160 episodes" in text
+
+
 @pytest.mark.parametrize(("turns", "more"), [(1, 0), (3, 300)])
 def test_the_longest_replies_are_a_part_of_later_prompts(
     turns: int, more: int, tmp_path: Path

@@ -118,11 +118,11 @@ class TrainingDataBuilder(InspectRLDatasetBuilder):
         _, held_out = self._samples()
         return self._test_dataset(self.renderer(), held_out, step, 1)
 
-    def check(self) -> int:
+    def check(self) -> list[int]:
         """Find out what building would refuse, without starting a log or a sandbox.
 
         Returns:
-            Batches of the train dataset.
+            The groups of each batch of the train dataset.
         """
         self._check_test_set()
         samples, held_out = self._samples()
@@ -136,9 +136,11 @@ class TrainingDataBuilder(InspectRLDatasetBuilder):
             _, of_test = prepare_task(self.test_task, renderer, changes, self.test_task_args)
         if of_test is not None and not self.allow_overlap:
             check_overlap(chain(*samples), of_test)
+        size = options.batch_size
         if len(tasks) > 1:
-            return plan.batches
-        return math.ceil(len(samples[0]) / options.batch_size) * options.epochs
+            return [size] * plan.batches
+        whole, rest = divmod(len(samples[0]), size)
+        return ([size] * whole + [rest] * (rest > 0)) * options.epochs
 
     def _check_test_set(self) -> None:
         if self.test_split is not None and self.test_task is not None:

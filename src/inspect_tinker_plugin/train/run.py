@@ -200,7 +200,7 @@ def plan_run(request: TrainRequest, *, models: Path) -> Run:
     """
     log_dir = request.log_dir
     config = build_config(request, model=_model(request, models))
-    batches = config.dataset_builder.check()
+    batches = len(config.dataset_builder.check())
     warm = None
     if request.warm_start is not None:
         if config.load_checkpoint_path is not None:
