@@ -284,6 +284,7 @@ def cases() -> Iterator[Any]:
         (ANTHROPIC, "no usage", message_reply(usage={})),
         (GOOGLE, "text", {"candidates": [{"a": LONG}]}),
         (GOOGLE_STREAM, "text", {"candidates": [{"a": LONG}]}),
+        (GOOGLE_STREAM, "half a character", {"candidates": [{"a": "\ud800"}]}),
     ]
     for path, name, reply in replies:
         for stream in (False, True):

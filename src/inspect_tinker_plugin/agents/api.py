@@ -332,7 +332,7 @@ def _encode_events(api: dialects.Api, reply: Any, body: Any) -> Iterator[bytes]:
     if api is dialects.RESPONSES:
         yield from map(dialects.encode_named, dialects.response_events(reply))
     elif api is dialects.GOOGLE:
-        yield dialects.encode_data(reply)
+        yield f"data: {json.dumps(reply)}\n\n".encode()  # escaped: UTF-8 has no lone surrogates
     else:
         options = body.get("stream_options") or {}
         events = dialects.completion_events(

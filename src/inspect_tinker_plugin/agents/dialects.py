@@ -78,7 +78,7 @@ GOOGLE = Api("generate_google", (), _google_error)
 
 
 def encode_data(event: Event) -> bytes:
-    """Encode an event as Chat Completions and Google do: only its data."""
+    """Encode an event as Chat Completions does: only its data."""
     return f"data: {json.dumps(event, ensure_ascii=False)}\n\n".encode()
 
 
