@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import uuid
 from collections.abc import Callable, Iterator
@@ -16,8 +17,9 @@ import pytest
 import tinker
 from inspect_ai import Task
 from inspect_ai.log import EvalSample
-from inspect_ai.model import ChatMessageAssistant, ModelOutput
+from inspect_ai.model import ChatMessageAssistant, ChatMessageTool, ChatMessageUser, ModelOutput
 from inspect_ai.scorer import value_to_float
+from inspect_ai.tool import ToolCall
 from inspect_ai.util import SandboxEnvironmentSpec
 from tests.agents import programs
 from tests.inspect_docker_pool.conftest import owned
@@ -183,6 +185,35 @@ def solves(program: Program, request: TurnRequest) -> ModelOutput:
     return shell(request, "", program.last) if program.last else say("Done. \n")
 
 
+HELPERS: dict[str, Callable[[str], ToolCall]] = {
+    "Agent": lambda what: call("Agent", description=what, prompt=what),
+    "spawn_agent": lambda what: call("spawn_agent", message=what),
+}
+AGAIN: dict[str, Callable[[str], ToolCall]] = {
+    "Agent": lambda id: call("SendMessage", to=id, summary="again", message="Once more."),
+    "spawn_agent": lambda id: call("send_input", target=id, message="Once more."),
+}
+
+
+def delegates(request: TurnRequest) -> ModelOutput:
+    """Answer as a policy that has two helpers do the work at once, and asks the first again."""
+    turn = sum(isinstance(message, ChatMessageAssistant) for message in request.messages)
+    asked = "\n".join(m.text for m in request.messages if isinstance(m, ChatMessageUser))
+    if "PART" in asked:
+        text, command = STEPS[0 if "PART 1" in asked else 2]
+        return say(" It is done. ") if turn % 2 else shell(request, text, command)
+    (kind,) = {tool.name for tool in request.tools} & HELPERS.keys()
+    results = "\n".join(m.text for m in request.messages if isinstance(m, ChatMessageTool))
+    helpers = re.findall(r"agent_?[iI]d\W+([0-9a-f-]+)", results)
+    if turn == 0:
+        return say("Two help. ", *map(HELPERS[kind], ["PART 1: write.", "PART 2: read."]))
+    if turn == 2:  # when it is done: Codex gives up a call that is under way
+        return say("", AGAIN[kind](helpers[0]))
+    if turn < 5 and kind == "spawn_agent":
+        return say("", call("wait_agent", targets=[helpers[turn == 4]], timeout_ms=60_000))
+    return say("Done.")
+
+
 @pytest.fixture
 def nothing_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Whatever programs start and write is gone after the test."""
@@ -267,4 +298,21 @@ async def test_an_episode_is_one_sequence_and_scores_as_in_an_eval(
     assert_trained(ours.sampled, ours.data)
     assert len(ours.data) == 1
     assert ours.metrics["tokens/segments"] == 1
+    assert ours.metrics["tokens/rerendered"] == ours.metrics["tokens/resampled"] == 0
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("name", ["claude_code", "codex_cli"])
+async def test_each_sub_agent_is_one_sequence(
+    name: str, nothing_left: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if reason := programs.missing_image():
+        pytest.skip(reason)
+    program = PROGRAMS[name]
+    theirs = await evaluated(task_of(program, "docker_pool"), delegates, tmp_path / "logs")
+    ours = await rolled(task_of(program, "docker_pool"), delegates, monkeypatch)
+    assert theirs.sample.error is None, theirs.sample.error
+    assert ours.reward == theirs.reward > 0.8
+    assert_trained(ours.sampled, ours.data)
+    assert len(ours.data) == ours.metrics["tokens/segments"] == 3
     assert ours.metrics["tokens/rerendered"] == ours.metrics["tokens/resampled"] == 0
