@@ -27,7 +27,7 @@ from inspect_tinker_plugin.train.config import build_config
 from inspect_tinker_plugin.train.request import TrainRequest
 from inspect_tinker_plugin.train.strategies import HangingRolloutError, RetryHanging
 
-ASYNCHRONOUS = ("async_config.max_steps_off_policy=2", "async_config.groups_per_batch=2")
+ASYNCHRONOUS = ("async_config.max_steps_off_policy=2", "async_config.groups_per_batch=3")
 
 
 @make_solver

@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from logging import getLogger
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ from inspect_tinker_plugin.train.history import ROLLOUT_LOGS
 from inspect_tinker_plugin.train.request import TrainRequest
 from inspect_tinker_plugin.train.scans import check_scanners
 from inspect_tinker_plugin.train.strategies import with_deadline
+
+logger = getLogger(__name__)
 
 RECIPE = "inspect_rl_train"
 """How the cookbook and the service name runs of this package."""
@@ -99,8 +102,6 @@ def check_request(request: TrainRequest, *, key: bool = True) -> None:
         ("--test-arg", request.test_task_args, "--test-task", request.test_task is not None),
         ("--test-samples", request.test_samples, "--test-task or --test-split", has_test),
         ("--allow-overlap", request.allow_overlap, "--test-task or --test-split", has_test),
-        ("--eval-task", request.eval_task, "--eval-every above 0", request.eval_every != 0),
-        ("--test-task", request.test_task, "--eval-every above 0", request.eval_every != 0),
         ("--eval-arg", request.eval_args, "--eval-task", bool(request.eval_task)),
         ("--eval-limit", request.eval_limit, "--eval-task", bool(request.eval_task)),
         (
@@ -398,9 +399,11 @@ def _check(config: Any) -> None:
         )
     of_loop = config.async_config and config.async_config.groups_per_batch
     if of_loop is not None and of_loop != data.batch_size:
-        raise ConfigError(
-            f"async_config.groups_per_batch={of_loop} and --batch-size {data.batch_size} are two "
-            "sizes of a step, by which samples are counted; give both the same"
+        logger.warning(
+            "async_config.groups_per_batch=%s, but --batch-size %s: steps have the one size, while "
+            "logs, the plan and the samples that count as trained on go by the other",
+            of_loop,
+            data.batch_size,
         )
     if config.wandb_project is not None and not any(map(importlib.util.find_spec, _TRACKERS)):
         raise ConfigError(
