@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable
 
@@ -19,11 +18,11 @@ def wait_until(holds: Callable[[], object], seconds: float = 60) -> None:
 
 
 def is_alive(pid: int) -> bool:
+    """Whether a process runs: one of a parent that was killed may wait for `init` to take note."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return not has_ended(psutil.Process(pid))
+    except psutil.NoSuchProcess:
         return False
-    return True
 
 
 def has_ended(process: psutil.Process) -> bool:
