@@ -28,12 +28,12 @@ def policy_provider() -> type[ModelAPI]:
 @modelapi(name="tinker")
 def tinker_provider() -> type[ModelAPI]:
     """Return the provider of models on a Tinker API server: `tinker/PATH`."""
-    from inspect_tinker_plugin.contracts.wording import left_out
+    from inspect_tinker_plugin.contracts.wording import missing_package
 
     try:
         from inspect_tinker_plugin.evaluate.provider import TinkerAPI
     except ModuleNotFoundError as error:
-        if reason := left_out(error):
+        if reason := missing_package(error):
             from inspect_tinker_plugin.inspect_internals import PrerequisiteError
 
             raise PrerequisiteError(reason) from error

@@ -268,7 +268,7 @@ class DatasetOptions(Selection, EpisodeOptions):
                 raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
         for name in ("batch_size", "group_size", "epochs"):
             _require_whole(name, getattr(self, name))
-        for name, least in _LIMITS.items():
+        for name, least in LEAST.items():
             if getattr(self, name) is not None:
                 _require_whole(name, getattr(self, name), least)
         if self.token_limit is not None:
@@ -294,7 +294,7 @@ class DatasetOptions(Selection, EpisodeOptions):
         return Selection(**{each.name: getattr(self, each.name) for each in fields(Selection)})
 
 
-_LIMITS = {
+LEAST = {
     "max_sandboxes": 1,
     "max_subprocesses": 1,
     "max_turns": 1,

@@ -16,12 +16,14 @@ from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.rl.task_handle import training_id
 from inspect_tinker_plugin.testing import tokenizer_path
 from inspect_tinker_plugin.train.config import build_config, check_request, split_phases
+from inspect_tinker_plugin.train.data import Passes
 from inspect_tinker_plugin.train.history import check_same_run, read_steps, record_run
 from inspect_tinker_plugin.train.request import TrainRequest
 from inspect_tinker_plugin.train.run import Run, _rollout_command
 from tinker_local import settings as local_settings
 
 REQUEST = TrainRequest(task="toy.py@letters", log_dir=Path("/runs/one"), local=True)
+PASSES = Passes(groups=2, batch_size=2, batches=15)
 
 
 def config(*overrides: str, **changes: Any) -> Any:
@@ -225,7 +227,9 @@ def test_a_request_that_cannot_work_is_refused(
 
 
 def begin(folder: Path, **changes: Any) -> None:
-    identity = Run(REQUEST, config(**changes), None, 15, None, tested=True).identity()
+    identity = Run(
+        REQUEST, config(**changes), None, 15, None, tested=True, passes=PASSES
+    ).identity()
     check_same_run(folder, identity)
     record_run(folder, identity)
 

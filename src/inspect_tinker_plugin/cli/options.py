@@ -13,6 +13,7 @@ import click
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.options import (
+    LEAST,
     Option,
     declared_options,
     options_of,
@@ -453,10 +454,8 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
         "metavar": "LOGS",
         "callback": _parse_several,
     },
-    "message_limit": {"type": click.IntRange(0)},
+    **{name: {"type": click.IntRange(least)} for name, least in LEAST.items()},
     "token_limit": {"metavar": "TOKENS", "callback": _parse_token_limit},
-    "time_limit": {"type": click.IntRange(0)},
-    "working_limit": {"type": click.IntRange(0)},
     "cost_limit": {"type": Number(0)},
     "score_sandbox": {"type": click.Choice(["same", "fresh"])},
     "score_files": {

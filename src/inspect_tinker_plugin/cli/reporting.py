@@ -23,7 +23,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from inspect_tinker_plugin.contracts.wording import clean_text, counted, left_out
+from inspect_tinker_plugin.contracts.wording import clean_text, counted, missing_package
 from inspect_tinker_plugin.processes.workers import stopped_like_ctrl_c
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _line(error: Exception) -> str:
     text = " ".join(str(error).split())
     if any(each.__module__.partition(".")[0] in OUR_PACKAGES for each in type(error).__mro__):
         return text
-    if reason := left_out(error):
+    if reason := missing_package(error):
         return reason
     if isinstance(error, OSError) and (error.filename or error.errno == errno.ENOSPC):
         return f"{error.strerror}: {error.filename or 'the output cannot be written'}"
@@ -350,8 +350,10 @@ def _shorten(text: str, *, full: bool, lines: int = MAX_LINES["assistant"]) -> s
         return text
     tail = lines // 4
     head = lines - tail
-    left_out = f"… {len(rows) - lines} lines more …"
-    return "\n".join([*rows[:head], left_out, *rows[-tail:]] if tail else [*rows[:head], left_out])
+    missing_package = f"… {len(rows) - lines} lines more …"
+    return "\n".join(
+        [*rows[:head], missing_package, *rows[-tail:]] if tail else [*rows[:head], missing_package]
+    )
 
 
 def _number(value: float | None, *, signed: bool = False) -> str:

@@ -206,13 +206,13 @@ def dry_run(request: TrainRequest, prices: Mapping[str, float] | None = None) ->
         run = plan_run(request, models=request.log_dir if begun else Path(folder))
         config, steps = run.config, run.steps
         data = config.dataset_builder
-        tasks, groups = data.mixed_tasks(), data.check()[:steps]
+        tasks = data.mixed_tasks()
         costs = [
             _play_task(task, config, Path(folder) / f"task-{number}")
             for number, task in enumerate(tasks)
         ]
     lines = [
-        f"{counted(steps, 'step')} of {counted(max(groups), 'group')} of "
+        f"{counted(steps, 'step')} of {counted(run.passes.largest, 'group')} of "
         f"{counted(data.group_size, 'episode')}, replies of at most "
         f"{counted(config.max_tokens, 'token')}, learning rate {config.learning_rate:g}"
     ]
@@ -224,7 +224,7 @@ def dry_run(request: TrainRequest, prices: Mapping[str, float] | None = None) ->
         prices = published_prices(config.model_name)
     plan = plan_of(
         cost,
-        samples=sum(groups),
+        samples=run.passes.count_groups(steps),
         group_size=data.group_size,
         prices=prices,
     )

@@ -67,7 +67,7 @@ LEFT_OUT = ("tinker", "tinker_cookbook", "torch")
 """What an installation for exports and audits does without (``docs/install.md``)."""
 
 
-def left_out(error: Exception) -> str | None:
+def missing_package(error: Exception) -> str | None:
     """Say what to install where an error is that such a package is missing; else ``None``."""
     if isinstance(error, ModuleNotFoundError) and error.name in LEFT_OUT:
         return f"{error.name} is not installed, which this needs: pip install inspect-tinker-plugin"

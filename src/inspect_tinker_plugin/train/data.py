@@ -60,6 +60,28 @@ _ONE_BATCH = 1_000_000
 """Groups in a batch of the test set, so that an evaluation is one log."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Passes:
+    """How a training goes over its samples."""
+
+    groups: int
+    """Groups of a pass; a mixture, which has no passes, takes each batch for one."""
+
+    batch_size: int
+    batches: int
+    """Batches of all passes."""
+
+    @property
+    def largest(self) -> int:
+        """Groups of the largest batch."""
+        return min(self.batch_size, self.groups)
+
+    def count_groups(self, steps: int) -> int:
+        """Count the groups of the first steps: the last batch of a pass may have fewer."""
+        passes, rest = divmod(steps, math.ceil(self.groups / self.batch_size))
+        return passes * self.groups + rest * self.batch_size
+
+
 @chz.chz
 class TrainingDataBuilder(InspectRLDatasetBuilder):
     """Adds to ``InspectRLDatasetBuilder`` the number of batches and the held-out test set."""
@@ -118,11 +140,11 @@ class TrainingDataBuilder(InspectRLDatasetBuilder):
         _, held_out = self._samples()
         return self._test_dataset(self.renderer(), held_out, step, 1)
 
-    def check(self) -> list[int]:
+    def check(self) -> Passes:
         """Find out what building would refuse, without starting a log or a sandbox.
 
         Returns:
-            The groups of each batch of the train dataset.
+            The batches of the train dataset.
         """
         self._check_test_set()
         samples, held_out = self._samples()
@@ -138,9 +160,10 @@ class TrainingDataBuilder(InspectRLDatasetBuilder):
             check_overlap(chain(*samples), of_test)
         size = options.batch_size
         if len(tasks) > 1:
-            return [size] * plan.batches
-        whole, rest = divmod(len(samples[0]), size)
-        return ([size] * whole + [rest] * (rest > 0)) * options.epochs
+            return Passes(groups=size, batch_size=size, batches=plan.batches)
+        groups = len(samples[0])
+        batches = math.ceil(groups / size) * options.epochs
+        return Passes(groups=groups, batch_size=size, batches=batches)
 
     def _check_test_set(self) -> None:
         if self.test_split is not None and self.test_task is not None:

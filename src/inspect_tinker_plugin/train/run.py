@@ -42,7 +42,7 @@ from inspect_tinker_plugin.train.config import (
     local_model,
     split_phases,
 )
-from inspect_tinker_plugin.train.data import test_last_weights
+from inspect_tinker_plugin.train.data import Passes, test_last_weights
 from inspect_tinker_plugin.train.history import (
     EVALUATION,
     REPORT,
@@ -155,6 +155,7 @@ class Run:
     """Steps behind the last checkpoint."""
     tested: bool
     """Whether nothing is left to test at the end."""
+    passes: Passes
 
     @property
     def trained(self) -> bool:
@@ -200,17 +201,19 @@ def plan_run(request: TrainRequest, *, models: Path) -> Run:
     """
     log_dir = request.log_dir
     config = build_config(request, model=_model(request, models))
-    batches = len(config.dataset_builder.check())
+    passes = config.dataset_builder.check()
     warm = None
     if request.warm_start is not None:
         if config.load_checkpoint_path is not None:
             raise ConfigError("--warm-start and load_checkpoint_path exclude each other")
         warm = WarmStart.of(request.warm_start, config, epochs=request.warm_epochs)
+    batches = passes.batches
     steps = batches if config.max_steps is None else min(config.max_steps, batches)
     further = config.dataset_builder.has_test_set or config.evaluator_builders
     to_test = config.eval_every and further
     tested = any(name.startswith((TEST, EVALUATION)) for name in read_steps(log_dir).get(steps, {}))
-    run = Run(request, config, warm, steps, last_checkpoint(log_dir), tested or not to_test)
+    done = last_checkpoint(log_dir)
+    run = Run(request, config, warm, steps, done, tested or not to_test, passes)
     check_same_run(log_dir, run.identity())
     return run
 
