@@ -45,6 +45,7 @@ from inspect_tinker_plugin.evaluate.source import (
     Connection,
     Source,
     connect,
+    find_obstacle,
     find_source,
     split_step,
 )
@@ -162,11 +163,8 @@ class TinkerAPI(ModelAPI):
                 if connection is not None
                 else _with(find_source(model_name, base_url=base_url, has_key=bool(api_key)), given)
             )
-            if self.source.local:
-                from tinker_local import missing
-
-                if problem := missing():
-                    raise ConfigError(f"tinker/{model_name}: {problem}")
+            if self.source.local and (problem := find_obstacle(self.source)):
+                raise ConfigError(f"tinker/{model_name}: {problem}")
         except ConfigError as error:
             raise internals.PrerequisiteError(escape(str(error))) from error
         watch_evals()

@@ -110,11 +110,6 @@ def read_run(run: Path, step: str = "", *, base_url: str | None = None) -> Sourc
         raise ConfigError(
             f"the model of the run {run} is not at {model}: a local run cannot be moved"
         )
-    if local and not os.access(run / "local-server", os.W_OK):
-        raise ConfigError(
-            f"the server of a local run works in {run / 'local-server'}, which cannot be written: "
-            "make it writable"
-        )
     source = Source(
         base_model=model,
         renderer=str(identity["renderer"]),
@@ -205,6 +200,17 @@ def _connect(source: Source, api_key: str | None) -> Connection:
             raise
         raise ConfigError(f"cannot sample from {source.name}: {error}") from error
     return Connection(source=source, sampler=sampler, renderer=renderer, window=window)
+
+
+def find_obstacle(source: Source) -> str | None:
+    """Say what keeps the server of a local run from starting; ``None`` if nothing does."""
+    from tinker_local import SERVER_FOLDER, missing
+
+    assert source.run is not None
+    folder = source.run / SERVER_FOLDER
+    if os.access(folder, os.W_OK):
+        return missing()
+    return missing() or f"its server works in {folder}, which cannot be written: make it writable"
 
 
 def _start_server(source: Source) -> tuple[str, str]:
