@@ -208,3 +208,11 @@ def no_nested_loops() -> Iterator[None]:
 
     with patch.object(_async, "init_nest_asyncio", refuse_ours):
         yield
+
+
+@pytest.fixture
+def no_start_up_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the login shells of `bash()` find none; one may print something, and only sometimes."""
+    docker = os.environ.get("DOCKER_CONFIG", str(Path.home() / ".docker"))
+    monkeypatch.setenv("DOCKER_CONFIG", docker)  # contexts and plugins, such as compose
+    monkeypatch.setenv("HOME", str(tmp_path))

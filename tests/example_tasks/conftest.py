@@ -17,7 +17,9 @@ RunSamples = Callable[..., list[EvalSample]]
 
 
 @pytest.fixture
-def run_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunSamples:
+def run_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_start_up_files: None
+) -> RunSamples:
     """Run samples of an example task with a scripted model; return their logs."""
     monkeypatch.chdir(tmp_path)
 
